@@ -1,0 +1,8 @@
+// Everything a C++ engine calls.
+#pragma once
+
+#include "commfuse/engine.hpp"
+#include "commfuse/error.hpp"
+#include "commfuse/planner.hpp"
+#include "commfuse/spec.hpp"
+#include "commfuse/version.hpp"

@@ -1,0 +1,77 @@
+// The parameter block of every kernel and the control memory of a workspace: one definition that the host and the
+// device both include, with its layout asserted below.
+#pragma once
+
+#include "device/types.cuh"
+
+namespace commfuse {
+
+constexpr u32 kMaxWorldSize = 16;
+
+/// Why a call on the GPU ended early. Stored in HostMailbox::status (0 = all is well).
+enum class DeviceStatus : u32 {
+  kOk = 0,
+  kTimeout = 1,   ///< `awaited_rank` did not deliver within the deadline
+  kAborted = 2,   ///< the host set HostMailbox::abort
+  kStale = 3,     ///< the call was prepared for another generation of the workspace
+  kMismatch = 4,  ///< a peer's call header differs from ours (checking mode)
+};
+
+/// Pinned host memory, one per rank: the host writes `abort`, the device reads it while it waits and writes the rest,
+/// once, for the first failure (guarded by a compare-and-swap of `status`).
+struct alignas(64) HostMailbox {
+  u32 abort;         ///< non-zero: waiting kernels give up
+  u32 status;        ///< DeviceStatus
+  u32 awaited_rank;  ///< whose data was waited for
+  u32 operation;     ///< AllReduceParams::operation of the call
+  u32 token;         ///< the token that was waited for
+  u32 reserved;
+  u64 epoch;  ///< number of the call, counted from 0 since the workspace was made
+};
+
+/// Protocol state in the rank's own device memory; peers never touch it. Only kernels change it, so a captured graph
+/// replays correctly. It describes the next call; the calls of one workspace never overlap.
+struct alignas(64) Control {
+  u64 epoch;          ///< calls completed; the rotation buffer of the next call is epoch % 3
+  u64 dirty_bytes;    ///< bytes of rotation buffer (epoch + 2) % 3 that the last call's peers wrote, from its start
+  u32 arrived;        ///< blocks of the running call that have read this structure
+  u32 failed;         ///< DeviceStatus of the first failed call; every later call returns at once
+  u32 generation;     ///< set by the host; calls carry the generation they were prepared for
+  u32 reserved[9];
+};
+
+/// Options of one call, in AllReduceParams::flags.
+enum CallFlag : u32 {
+  kTriggerEarly = 1u << 0,  ///< let the dependent kernel start as soon as this one's inputs were read
+};
+
+/// Everything an all-reduce kernel is told. Pointers are device addresses in this rank's address space, 16-byte aligned;
+/// the ones a pattern does not use are null. Matrices are dense and row-major, `tokens` rows of `hidden size` elements.
+struct AllReduceParams {
+  u64 peer_buffer[kMaxWorldSize];  ///< start of each rank's three rotation buffers; [rank] is our own
+  u64 rotation_bytes;              ///< size of one rotation buffer
+  Control* control;                ///< own
+  HostMailbox* mailbox;            ///< own
+  u64 timeout_ns;                  ///< longest wait for any one vector
+  const Vec16* in;                 ///< this rank's partial sums
+  const Vec16* residual_in;
+  const void* gamma;               ///< norm weight, [hidden size]
+  Vec16* out;                      ///< the sum (pattern all_reduce)
+  Vec16* residual_out;
+  Vec16* norm_out;
+  u32 rank;
+  u32 tokens;
+  u32 flags;
+  u32 generation;
+  u32 operation;  ///< echoed into the mailbox
+  float eps;
+};
+
+static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
+static_assert(sizeof(Control) == 64, "control layout");
+static_assert(__builtin_offsetof(AllReduceParams, rotation_bytes) == 128, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, in) == 160, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, rank) == 208, "parameter layout");
+static_assert(sizeof(AllReduceParams) == 232, "parameter layout");
+
+}  // namespace commfuse
