@@ -4,7 +4,7 @@
 
 #include "device/types.cuh"
 
-namespace commfuse {
+namespace commfuse::device {
 
 constexpr u32 kMaxWorldSize = 16;
 
@@ -74,4 +74,4 @@ static_assert(__builtin_offsetof(AllReduceParams, in) == 160, "parameter layout"
 static_assert(__builtin_offsetof(AllReduceParams, rank) == 208, "parameter layout");
 static_assert(sizeof(AllReduceParams) == 232, "parameter layout");
 
-}  // namespace commfuse
+}  // namespace commfuse::device

@@ -12,7 +12,7 @@
 #define COMMFUSE_DEVICE __device__ __forceinline__
 #define COMMFUSE_UNROLL _Pragma("unroll")
 
-namespace commfuse::ptx {
+namespace commfuse::device::ptx {
 
 // ---- where am I -----------------------------------------------------------------------------------------------------
 
@@ -285,6 +285,6 @@ COMMFUSE_DEVICE u32 floats_to_bfloat2(float low, float high) {
   return r;
 }
 
-}  // namespace commfuse::ptx
+}  // namespace commfuse::device::ptx
 
 #endif  // COMMFUSE_PTX_CUH

@@ -3,7 +3,7 @@
 // block is shared with the host; the simulator compiles everything).
 #pragma once
 
-namespace commfuse {
+namespace commfuse::device {
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -21,4 +21,20 @@ struct alignas(16) Vec16 {
 
 constexpr u32 kVectorBytes = 16;
 
-}  // namespace commfuse
+/// Element types and patterns, with the numbers of commfuse::DataType and commfuse::Pattern (include/commfuse/spec.hpp),
+/// which document them.
+enum class Type : int { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
+enum class Pattern : int { kAllReduce = 0, kResidualRmsNorm = 1 };
+
+/// The constants that the generator writes for every kernel; this one shows their names.
+///   struct Config {
+///     static constexpr u32 kWorldSize = 8;
+///     static constexpr u32 kHiddenSize = 8192;
+///     static constexpr Type kType = Type::kBf16;
+///     static constexpr Pattern kPattern = Pattern::kResidualRmsNorm;
+///     static constexpr bool kFp32Accumulate = true;
+///     static constexpr u32 kThreads = 512;   // of a block
+///     static constexpr u32 kCluster = 1;     // blocks that share a token
+///   };
+
+}  // namespace commfuse::device
