@@ -51,7 +51,7 @@ struct KernelSpec {
   [[nodiscard]] bool operator==(const KernelSpec&) const = default;
 
   /// The readable name, also the name of the entry point and of the program in compiler messages: letters, digits, `_`.
-  /// Different specs have different names.
+  /// Specs that differ in more than `arch` have different names.
   [[nodiscard]] std::string name() const;
 
   /// Canonical JSON: sorted keys, no white space, every field. Equal specs give equal text on every machine.

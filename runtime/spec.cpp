@@ -1,0 +1,174 @@
+#include "commfuse/spec.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "commfuse/error.hpp"
+#include "runtime/spec_json.hpp"
+#include "runtime/spec_names.hpp"
+
+namespace commfuse {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kVectorBytes = 16;
+constexpr int kWarp = 32;
+constexpr int kMaxThreads = 1024;
+constexpr int kMinArch = 80;
+constexpr int kMaxArchDigits = 3;
+
+template <typename Enum>
+std::string_view name_or_unknown(Enum value) noexcept {
+  const std::string_view name = runtime::name_of(value);
+  return name.empty() ? std::string_view{"unknown"} : name;
+}
+
+/// The compute capability of "sm_90a", times ten; nothing for a text that is no target. One target has one spelling, so
+/// no leading zeros.
+std::optional<int> arch_number(std::string_view arch) noexcept {
+  if (!arch.starts_with("sm_")) return std::nullopt;
+  arch.remove_prefix(3);
+  if (arch.ends_with('a') || arch.ends_with('f')) arch.remove_suffix(1);
+  if (arch.empty() || arch.size() > kMaxArchDigits || arch.front() == '0') return std::nullopt;
+  int number = 0;
+  for (const char c : arch) {
+    if (c < '0' || c > '9') return std::nullopt;
+    number = number * 10 + (c - '0');
+  }
+  return number;
+}
+
+[[noreturn]] void refuse(std::string_view field, const std::string& found, std::string_view allowed) {
+  throw Error(Code::kInvalidArgument, fmt::format("kernel spec: {} {} is not allowed", field, found),
+              fmt::format("allowed: {}", allowed));
+}
+
+void require(bool good, std::string_view field, int found, std::string_view allowed) {
+  if (!good) refuse(field, std::to_string(found), allowed);
+}
+
+template <typename Enum>
+void require_known(Enum value, std::string_view field) {
+  if (!runtime::name_of(value).empty()) return;
+  std::string allowed;
+  for (const auto& entry : runtime::kNames<Enum>) {
+    allowed += (allowed.empty() ? "" : ", ");
+    allowed += entry.name;
+  }
+  refuse(field, std::to_string(static_cast<int>(value)), allowed);
+}
+
+template <typename Enum>
+Enum enum_at(const json& object, const char* key) {
+  const std::string& name = object.at(key).get_ref<const std::string&>();
+  const std::optional<Enum> value = runtime::value_of<Enum>(name);
+  if (!value) {
+    throw Error(Code::kInvalidInput, "cannot read a kernel spec",
+                fmt::format("/{}: this build does not know '{}'", key, name.substr(0, 64)));
+  }
+  return *value;
+}
+
+int int_at(const json& object, const char* key) {
+  const json& value = object.at(key);
+  // The range keeps the narrowing below exact; validate() does the rest.
+  if (!value.is_number_integer() || value < 0 || value > (1 << 30)) {
+    throw Error(Code::kInvalidInput, "cannot read a kernel spec",
+                fmt::format("/{} is not a whole number in range", key));
+  }
+  return value.get<int>();
+}
+
+}  // namespace
+
+std::string_view to_string(Op op) noexcept { return name_or_unknown(op); }
+std::string_view to_string(Pattern pattern) noexcept { return name_or_unknown(pattern); }
+std::string_view to_string(Algorithm algorithm) noexcept { return name_or_unknown(algorithm); }
+std::string_view to_string(DataType dtype) noexcept { return name_or_unknown(dtype); }
+
+int size_of(DataType dtype) noexcept { return dtype == DataType::kFp32 ? 4 : 2; }
+
+std::string KernelSpec::name() const {
+  const std::string_view op_name = to_string(op);
+  const std::string_view pattern_name = to_string(pattern);
+  // "all_reduce_all_reduce" would say nothing more than "all_reduce".
+  const std::string what = op_name == pattern_name ? std::string(op_name) : fmt::format("{}_{}", op_name, pattern_name);
+  const std::string_view sum_type = fp32_accumulate ? "fp32" : to_string(dtype);
+  return fmt::format("{}_{}_{}_n{}_h{}_{}acc_t{}_c{}", what, to_string(algorithm), to_string(dtype), world_size,
+                     hidden_size, sum_type, threads, cluster);
+}
+
+std::string KernelSpec::to_json() const {
+  // nlohmann::json keeps an object's keys sorted.
+  const json object = {
+      {"algorithm", to_string(algorithm)},
+      {"arch", arch},
+      {"cluster", cluster},
+      {"dtype", to_string(dtype)},
+      {"fp32_accumulate", fp32_accumulate},
+      {"hidden_size", hidden_size},
+      {"op", to_string(op)},
+      {"pattern", to_string(pattern)},
+      {"threads", threads},
+      {"world_size", world_size},
+  };
+  return object.dump(-1, ' ', true, json::error_handler_t::replace);
+}
+
+void KernelSpec::validate() const {
+  require_known(op, "op");
+  require_known(pattern, "pattern");
+  require_known(algorithm, "algorithm");
+  require_known(dtype, "dtype");
+  require(world_size >= 1 && world_size <= kMaxWorldSize, "world_size", world_size, "1 to 16");
+  require(hidden_size >= 1 && hidden_size <= kMaxHiddenSize, "hidden_size", hidden_size, "1 to 65536");
+  const int multiple = kVectorBytes / size_of(dtype);
+  if (hidden_size % multiple != 0) {
+    refuse("hidden_size", std::to_string(hidden_size),
+           fmt::format("multiples of {} for {} (rows of whole 16-byte vectors)", multiple, to_string(dtype)));
+  }
+  if (dtype == DataType::kFp32 && !fp32_accumulate) {
+    refuse("fp32_accumulate", "false", "true for fp32, whose sums have no other form");
+  }
+  require(threads >= kWarp && threads <= kMaxThreads && threads % kWarp == 0, "threads", threads,
+          "multiples of 32 up to 1024");
+  require(cluster == 1 || cluster == 2 || cluster == 4 || cluster == 8, "cluster", cluster, "1, 2, 4 or 8");
+  const std::optional<int> number = arch_number(arch);
+  if (!number || *number < kMinArch) {
+    refuse("arch", fmt::format("'{}'", arch.substr(0, 32)), "sm_80 and later, as NVRTC names them (sm_90a, sm_100f)");
+  }
+  if (cluster > 1 && *number < 90) refuse("cluster", std::to_string(cluster), "1 before sm_90");
+}
+
+KernelSpec runtime::spec_from_json(std::string_view text) {
+  try {
+    const json object = json::parse(text);
+    KernelSpec spec;
+    spec.op = enum_at<Op>(object, "op");
+    spec.pattern = enum_at<Pattern>(object, "pattern");
+    spec.algorithm = enum_at<Algorithm>(object, "algorithm");
+    spec.world_size = int_at(object, "world_size");
+    spec.hidden_size = int_at(object, "hidden_size");
+    spec.dtype = enum_at<DataType>(object, "dtype");
+    spec.fp32_accumulate = object.at("fp32_accumulate").get<bool>();
+    spec.threads = int_at(object, "threads");
+    spec.cluster = int_at(object, "cluster");
+    spec.arch = object.at("arch").get<std::string>();
+    spec.validate();
+    if (spec.to_json() != text) {
+      throw Error(Code::kInvalidInput, "cannot read a kernel spec", "the text is not in canonical form");
+    }
+    return spec;
+  } catch (const json::exception& error) {
+    throw Error(Code::kInvalidInput, "cannot read a kernel spec", error.what());
+  } catch (const Error& error) {
+    if (error.code() == Code::kInvalidInput) throw;
+    throw Error(Code::kInvalidInput, "cannot read a kernel spec", error.what());
+  }
+}
+
+}  // namespace commfuse

@@ -1,0 +1,14 @@
+// Reading back what KernelSpec::to_json wrote.
+#pragma once
+
+#include <string_view>
+
+#include "commfuse/spec.hpp"
+
+namespace commfuse::runtime {
+
+/// The spec of a text that KernelSpec::to_json wrote (stored signatures hold it). The text is not trusted: throws
+/// Error(kInvalidInput) for anything else, including a spec that does not validate.
+[[nodiscard]] KernelSpec spec_from_json(std::string_view text);
+
+}  // namespace commfuse::runtime

@@ -1,0 +1,63 @@
+// The names of everything in spec.hpp that a deployment file can say: one table for each enumeration, used for reading,
+// writing and error messages alike. A test keeps schemas/deployment.schema.json equal to them.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "commfuse/spec.hpp"
+
+namespace commfuse::runtime {
+
+template <typename Enum>
+struct Named {
+  Enum value;
+  std::string_view name;
+};
+
+/// Specialised below: the values of Enum in the order of their numbers.
+template <typename Enum>
+inline constexpr int kNames = 0;
+
+template <>
+inline constexpr std::array kNames<Op> = {
+    Named<Op>{Op::kAllReduce, "all_reduce"},
+};
+
+template <>
+inline constexpr std::array kNames<Pattern> = {
+    Named<Pattern>{Pattern::kAllReduce, "all_reduce"},
+    Named<Pattern>{Pattern::kResidualRmsNorm, "residual_rms_norm"},
+};
+
+template <>
+inline constexpr std::array kNames<Algorithm> = {
+    Named<Algorithm>{Algorithm::kOneShot, "one_shot"},
+};
+
+template <>
+inline constexpr std::array kNames<DataType> = {
+    Named<DataType>{DataType::kFp16, "fp16"},
+    Named<DataType>{DataType::kBf16, "bf16"},
+    Named<DataType>{DataType::kFp32, "fp32"},
+};
+
+/// The name of a value, or an empty text for a number that is no enumerator.
+template <typename Enum>
+[[nodiscard]] constexpr std::string_view name_of(Enum value) noexcept {
+  for (const auto& entry : kNames<Enum>) {
+    if (entry.value == value) return entry.name;
+  }
+  return {};
+}
+
+template <typename Enum>
+[[nodiscard]] constexpr std::optional<Enum> value_of(std::string_view name) noexcept {
+  for (const auto& entry : kNames<Enum>) {
+    if (entry.name == name) return entry.value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace commfuse::runtime
