@@ -8,8 +8,8 @@ namespace {
 constexpr int kVectorBytes = 16;
 constexpr int kWarp = 32;
 
-/// Threads that one SM is promised to hold (64 registers each), whatever the block size.
-constexpr int kThreadsPerSm = 1024;
+/// Threads that one SM is promised to hold (up to 128 registers each), whatever the block size.
+constexpr int kThreadsPerSm = 512;
 
 int vectors_per_row(DataType dtype, int hidden_size) noexcept { return hidden_size * size_of(dtype) / kVectorBytes; }
 

@@ -25,8 +25,8 @@ struct alignas(64) HostMailbox {
   u32 awaited_rank;  ///< whose data was waited for
   u32 operation;     ///< AllReduceParams::operation of the call
   u32 token;         ///< the token that was waited for
-  u32 reserved;
-  u64 epoch;  ///< number of the call, counted from 0 since the workspace was made
+  u32 epoch_low;     ///< number of the call, counted from 0 since the workspace was made
+  u32 epoch_high;
 };
 
 /// Protocol state in the rank's own device memory; peers never touch it. Only kernels change it, so a captured graph

@@ -117,6 +117,12 @@ COMMFUSE_DEVICE void add_relaxed_gpu(u32* address, u32 v) {
 COMMFUSE_DEVICE void add_release_gpu(u32* address, u32 v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
 }
+/// Adds and returns the value before; orders nothing.
+COMMFUSE_DEVICE u32 fetch_add_relaxed_gpu(u32* address, u32 v) {
+  u32 old;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(v) : "memory");
+  return old;
+}
 /// Adds and returns the value before, ordering this thread's accesses on both sides.
 COMMFUSE_DEVICE u32 fetch_add_acq_rel_gpu(u32* address, u32 v) {
   u32 old;

@@ -1,0 +1,97 @@
+// One call on the GPU: which rotation buffer it uses, how long it waits, how it ends.
+#pragma once
+
+#include "device/params.cuh"
+#include "device/ptx.cuh"
+
+namespace commfuse::device {
+
+/// Rounds of a polling loop between two looks at the clock and at the abort word (which lies in host memory).
+constexpr u32 kRoundsPerCheck = 256;
+
+/// What a thread knows of the running call. Every thread reads the control structure itself (one broadcast access) rather
+/// than through shared memory: no barrier lies between the start of the kernel and its first push.
+class Call {
+ public:
+  /// Returns false if the call must end at once (an earlier one failed, or it was prepared for another generation).
+  COMMFUSE_DEVICE bool begin(const AllReduceParams& params) {
+    control_ = params.control;
+    mailbox_ = params.mailbox;
+    timeout_ns_ = params.timeout_ns;
+    operation_ = params.operation;
+    const Vec16 first = ptx::load_weak(reinterpret_cast<const Vec16*>(control_));
+    const Vec16 second = ptx::load_weak(reinterpret_cast<const Vec16*>(control_) + 1);
+    epoch_ = first.word[0] | static_cast<u64>(first.word[1]) << 32;
+    dirty_bytes_ = first.word[2] | static_cast<u64>(first.word[3]) << 32;
+    const u32 failed = second.word[1];
+    const u32 generation = second.word[2];
+    gave_up_ = false;
+    deadline_ns_ = 0;
+    if (failed != 0) return false;
+    if (generation != params.generation) {
+      fail(DeviceStatus::kStale, params.rank, 0);
+      return false;
+    }
+    return true;
+  }
+
+  COMMFUSE_DEVICE u64 epoch() const { return epoch_; }
+  /// Bytes that the previous call's peers wrote into the buffer that this call clears.
+  COMMFUSE_DEVICE u64 dirty_bytes() const { return dirty_bytes_; }
+  COMMFUSE_DEVICE bool gave_up() const { return gave_up_; }
+
+  /// Tells that this block's threads have all read the control structure. Call it after a block barrier, from one thread.
+  /// The answer of the atomic is needed only in finish(), so its latency is hidden behind the wait for the peers.
+  COMMFUSE_DEVICE void arrive() { ticket_ = ptx::fetch_add_relaxed_gpu(&control_->arrived, 1); }
+
+  /// Prepares the control structure for the next call; same thread as arrive(), last thing it does. Exactly one block, the
+  /// last to arrive, writes; by then every block has read what it overwrites, so nobody has to wait for anybody.
+  COMMFUSE_DEVICE void finish(u64 dirty_bytes) {
+    if (ticket_ != ptx::block_count() - 1) return;
+    ptx::store_weak(&control_->dirty_bytes, dirty_bytes);
+    ptx::store_weak(&control_->arrived, 0u);
+    ptx::store_weak(&control_->epoch, epoch_ + 1);
+  }
+
+  /// To be called in every fruitless round of a polling loop. True: stop waiting, the call has failed.
+  COMMFUSE_DEVICE bool should_give_up(u32& rounds, u32 awaited_rank, u32 token) {
+    ptx::spin();
+    if (++rounds % kRoundsPerCheck != 0) return gave_up_;
+    const u64 now = ptx::time_ns();
+    if (deadline_ns_ == 0) deadline_ns_ = now + timeout_ns_;
+    if (ptx::load_relaxed_sys(&control_->failed) != 0) {
+      gave_up_ = true;
+    } else if (ptx::load_relaxed_sys(&mailbox_->abort) != 0) {
+      fail(DeviceStatus::kAborted, awaited_rank, token);
+    } else if (now > deadline_ns_) {
+      fail(DeviceStatus::kTimeout, awaited_rank, token);
+    }
+    return gave_up_;
+  }
+
+ private:
+  /// The first failure of the group of blocks describes itself in the mailbox; the status is written last.
+  COMMFUSE_DEVICE void fail(DeviceStatus status, u32 awaited_rank, u32 token) {
+    gave_up_ = true;
+    if (ptx::compare_and_swap_sys(&control_->failed, 0, static_cast<u32>(status)) != 0) return;
+    ptx::store_relaxed_sys(&mailbox_->awaited_rank, awaited_rank);
+    ptx::store_relaxed_sys(&mailbox_->operation, operation_);
+    ptx::store_relaxed_sys(&mailbox_->token, token);
+    ptx::store_relaxed_sys(&mailbox_->epoch_low, static_cast<u32>(epoch_));
+    ptx::store_relaxed_sys(&mailbox_->epoch_high, static_cast<u32>(epoch_ >> 32));
+    ptx::fence_sys();
+    ptx::store_relaxed_sys(&mailbox_->status, static_cast<u32>(status));
+  }
+
+  Control* control_;
+  HostMailbox* mailbox_;
+  u64 timeout_ns_;
+  u64 deadline_ns_;
+  u64 epoch_;
+  u64 dirty_bytes_;
+  u32 operation_;
+  u32 ticket_;
+  bool gave_up_;
+};
+
+}  // namespace commfuse::device
