@@ -1,0 +1,168 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "commfuse/error.hpp"
+#include "commfuse/planner.hpp"
+#include "commfuse/spec.hpp"
+#include "runtime/deployment_schema.hpp"
+#include "runtime/spec_names.hpp"
+
+namespace commfuse {
+namespace {
+
+using nlohmann::json;
+
+const std::filesystem::path kSource = COMMFUSE_SOURCE_DIR;
+
+std::vector<std::filesystem::path> shipped_deployments() {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(kSource / "examples/deployments")) {
+    if (entry.path().extension() == ".json") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+json small() {
+  return json::parse(R"({"name": "small", "world_size": 4, "hidden_size": 2880, "dtype": "bf16", "max_tokens": 128,
+                         "arch": ["sm_90a"], "operations": [{"op": "all_reduce", "patterns": ["all_reduce"]}]})");
+}
+
+TEST(Deployment, ReadsEveryKey) {
+  const Deployment deployment = Deployment::parse(R"({
+    "$schema": "x", "description": "y", "name": "all-keys.v1", "world_size": 3, "hidden_size": 64, "dtype": "fp16",
+    "max_tokens": 2147483647, "arch": ["sm_80", "sm_90a"],
+    "operations": [{"op": "all_reduce", "description": "z", "patterns": ["residual_rms_norm", "all_reduce"],
+                    "algorithms": ["one_shot"], "dtypes": ["fp32", "bf16"], "hidden_sizes": [128, 8],
+                    "fp32_accumulate": [false, true]}]})");
+  EXPECT_EQ(deployment.name, "all-keys.v1");
+  EXPECT_EQ(deployment.world_size, 3);
+  EXPECT_EQ(deployment.hidden_size, 64);
+  EXPECT_EQ(deployment.dtype, DataType::kFp16);
+  EXPECT_EQ(deployment.max_tokens, 2147483647);
+  EXPECT_EQ(deployment.arch, (std::vector<std::string>{"sm_80", "sm_90a"}));
+  ASSERT_EQ(deployment.operations.size(), 1U);
+  const Deployment::Operation& operation = deployment.operations[0];
+  EXPECT_EQ(operation.op, Op::kAllReduce);
+  EXPECT_EQ(operation.patterns, (std::vector<Pattern>{Pattern::kResidualRmsNorm, Pattern::kAllReduce}));
+  EXPECT_EQ(operation.algorithms, (std::vector<Algorithm>{Algorithm::kOneShot}));
+  EXPECT_EQ(operation.dtypes, (std::vector<DataType>{DataType::kFp32, DataType::kBf16}));
+  EXPECT_EQ(operation.hidden_sizes, (std::vector<int>{128, 8}));
+  EXPECT_EQ(operation.fp32_accumulate, (std::vector<bool>{false, true}));
+}
+
+TEST(Deployment, LeftOutListsTakeTheDeploymentsValues) {
+  const Deployment deployment = Deployment::parse(small().dump());
+  ASSERT_EQ(deployment.operations.size(), 1U);
+  EXPECT_EQ(deployment.operations[0].algorithms.size(), runtime::kNames<Algorithm>.size());
+  const std::vector<KernelSpec> specs = deployment.kernels();
+  ASSERT_EQ(specs.size(), deployment.operations[0].algorithms.size());
+  EXPECT_EQ(specs[0].hidden_size, 2880);
+  EXPECT_EQ(specs[0].dtype, DataType::kBf16);
+  EXPECT_TRUE(specs[0].fp32_accumulate);
+  EXPECT_EQ(specs[0].arch, "sm_90a");
+  const Geometry geometry = default_geometry(specs[0].pattern, specs[0].dtype, specs[0].hidden_size);
+  EXPECT_EQ(specs[0].threads, geometry.threads);
+  EXPECT_EQ(specs[0].cluster, geometry.cluster);
+}
+
+TEST(DeploymentKernels, AreTheProductWithoutRepetition) {
+  json document = small();
+  document["operations"][0]["algorithms"] = {"one_shot"};
+  document["operations"][0]["patterns"] = {"all_reduce", "residual_rms_norm"};
+  document["operations"][0]["dtypes"] = {"bf16", "fp16"};
+  document["operations"][0]["hidden_sizes"] = {2880, 4096, 8192};
+  document["operations"][0]["fp32_accumulate"] = {true, false};
+  document["operations"].push_back(document["operations"][0]);  // says the same once more
+  const Deployment deployment = Deployment::parse(document.dump());
+  const std::vector<KernelSpec> specs = deployment.kernels({"sm_90a", "sm_100a"});
+  EXPECT_EQ(specs.size(), 2U * 2 * 2 * 3 * 2);
+  std::set<std::string> texts;
+  for (const KernelSpec& spec : specs) texts.insert(spec.to_json());
+  EXPECT_EQ(texts.size(), specs.size());
+  EXPECT_EQ(deployment.kernels({"sm_90a", "sm_100a"}), specs) << "the order is not fixed";
+}
+
+TEST(DeploymentKernels, Fp32HasOneFormOfItsSum) {
+  json document = small();
+  document["dtype"] = "fp32";
+  document["operations"][0]["algorithms"] = {"one_shot"};
+  document["operations"][0]["fp32_accumulate"] = {false, true};
+  const std::vector<KernelSpec> specs = Deployment::parse(document.dump()).kernels();
+  ASSERT_EQ(specs.size(), 1U);
+  EXPECT_TRUE(specs[0].fp32_accumulate);
+}
+
+TEST(DeploymentKernels, NeedAnArchitecture) {
+  json document = small();
+  document.erase("arch");
+  const Deployment deployment = Deployment::parse(document.dump());
+  EXPECT_THROW((void)deployment.kernels(), Error);
+  EXPECT_THROW((void)deployment.kernels({"sm_20"}), Error);
+  EXPECT_EQ(deployment.kernels({"sm_80"}).at(0).arch, "sm_80");
+}
+
+TEST(ShippedDeployments, LoadAndNameTheirFile) {
+  const auto files = shipped_deployments();
+  ASSERT_GE(files.size(), 4U);
+  for (const auto& file : files) {
+    const Deployment deployment = Deployment::load(file);
+    EXPECT_EQ(deployment.name, file.stem().string());
+    EXPECT_FALSE(deployment.kernels({"sm_90a"}).empty());
+  }
+}
+
+TEST(DeploymentSchema, IsTheFileThatIsPublished) {
+  std::ifstream stream(kSource / "schemas/deployment.schema.json");
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  EXPECT_EQ(runtime::deployment_schema_text(), text);
+}
+
+template <typename Enum>
+void expect_names(const json& rule) {
+  json names = json::array();
+  for (const auto& entry : runtime::kNames<Enum>) names.push_back(entry.name);
+  EXPECT_EQ(rule.at("enum"), names);
+}
+
+TEST(DeploymentSchema, ListsTheNamesOfTheLibrary) {
+  const json definitions = json::parse(runtime::deployment_schema_text()).at("definitions");
+  const json& operation = definitions.at("operation").at("properties");
+  expect_names<DataType>(definitions.at("dtype"));
+  expect_names<Op>(operation.at("op"));
+  expect_names<Pattern>(operation.at("patterns").at("items"));
+  expect_names<Algorithm>(operation.at("algorithms").at("items"));
+}
+
+TEST(DeploymentSchema, AllowsTheArchitecturesThatSpecsAllow) {
+  for (const char* arch :
+       {"sm_80", "sm_90a", "sm_100f", "sm_999", "sm_75", "sm_080", "sm_90b", "sm_1000", "sm_", "x"}) {
+    json document = small();
+    document["arch"] = {arch};
+    KernelSpec spec = Deployment::parse(small().dump()).kernels().at(0);
+    spec.arch = arch;
+    bool spec_allows = true;
+    try {
+      spec.validate();
+    } catch (const Error&) {
+      spec_allows = false;
+    }
+    bool schema_allows = true;
+    try {
+      (void)Deployment::parse(document.dump());
+    } catch (const Error&) {
+      schema_allows = false;
+    }
+    EXPECT_EQ(schema_allows, spec_allows) << arch;
+  }
+}
+
+}  // namespace
+}  // namespace commfuse

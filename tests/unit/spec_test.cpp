@@ -1,0 +1,171 @@
+#include "commfuse/spec.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "commfuse/error.hpp"
+#include "runtime/spec_json.hpp"
+#include "runtime/spec_names.hpp"
+
+namespace commfuse {
+namespace {
+
+KernelSpec example() {
+  KernelSpec spec;
+  spec.pattern = Pattern::kResidualRmsNorm;
+  spec.world_size = 8;
+  spec.hidden_size = 8192;
+  spec.threads = 512;
+  spec.arch = "sm_90a";
+  return spec;
+}
+
+std::string refusal(const KernelSpec& spec) {
+  try {
+    spec.validate();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    return error.what();
+  }
+  return {};
+}
+
+TEST(KernelSpecName, ReadsLikeTheKernel) {
+  KernelSpec spec = example();
+  EXPECT_EQ(spec.name(), "all_reduce_residual_rms_norm_one_shot_bf16_n8_h8192_fp32acc_t512_c1");
+  spec.pattern = Pattern::kAllReduce;
+  spec.fp32_accumulate = false;
+  EXPECT_EQ(spec.name(), "all_reduce_one_shot_bf16_n8_h8192_bf16acc_t512_c1");
+}
+
+TEST(KernelSpecJson, IsCanonical) {
+  EXPECT_EQ(example().to_json(),
+            R"({"algorithm":"one_shot","arch":"sm_90a","cluster":1,"dtype":"bf16","fp32_accumulate":true,)"
+            R"("hidden_size":8192,"op":"all_reduce","pattern":"residual_rms_norm","threads":512,"world_size":8})");
+}
+
+/// One change per field: every one must show in the JSON, and all but the architecture in the name.
+const std::vector<std::function<void(KernelSpec&)>> kChanges = {
+    [](KernelSpec& spec) { spec.pattern = Pattern::kAllReduce; },
+    [](KernelSpec& spec) { spec.world_size = 4; },
+    [](KernelSpec& spec) { spec.hidden_size = 4096; },
+    [](KernelSpec& spec) { spec.dtype = DataType::kFp16; },
+    [](KernelSpec& spec) { spec.fp32_accumulate = false; },
+    [](KernelSpec& spec) { spec.threads = 256; },
+    [](KernelSpec& spec) { spec.cluster = 2; },
+};
+
+TEST(KernelSpecName, TellsEveryFieldApart) {
+  for (std::size_t i = 0; i < kChanges.size(); ++i) {
+    KernelSpec changed = example();
+    kChanges[i](changed);
+    EXPECT_NE(changed.name(), example().name()) << "change " << i;
+    EXPECT_NE(changed.to_json(), example().to_json()) << "change " << i;
+  }
+  KernelSpec other_arch = example();
+  other_arch.arch = "sm_100a";
+  EXPECT_EQ(other_arch.name(), example().name());
+  EXPECT_NE(other_arch.to_json(), example().to_json());
+}
+
+TEST(KernelSpecJson, ComesBackAsTheSameSpec) {
+  for (const auto& change : kChanges) {
+    KernelSpec spec = example();
+    change(spec);
+    EXPECT_EQ(runtime::spec_from_json(spec.to_json()), spec);
+  }
+}
+
+TEST(KernelSpecJson, RefusesWhatItDidNotWrite) {
+  const std::string good = example().to_json();
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  for (const std::string& text :
+       {std::string(), std::string("[]"), std::string("null"), good + " ", with("one_shot", "no_shot"),
+        with("\"op\":\"all_reduce\",", ""), with("8192", "8192.0"), with("8192", "18446744073709551615"),
+        with("8192", "8193"), with("true", "1"), with("sm_90a", "sm_20"), with("{", "{\"extra\":1,"),
+        with("\"bf16\"", "{}")}) {
+    try {
+      (void)runtime::spec_from_json(text);
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kInvalidInput) << text;
+    }
+  }
+}
+
+TEST(KernelSpecValidate, AcceptsTheWholeRange) {
+  for (const DataType dtype : {DataType::kFp16, DataType::kBf16, DataType::kFp32}) {
+    for (int world_size = 1; world_size <= kMaxWorldSize; ++world_size) {
+      for (const int hidden_size : {16 / size_of(dtype), 2880, 5120, 7168, 18432, kMaxHiddenSize}) {
+        KernelSpec spec = example();
+        spec.dtype = dtype;
+        spec.world_size = world_size;
+        spec.hidden_size = hidden_size;
+        EXPECT_EQ(refusal(spec), "");
+      }
+    }
+  }
+  for (const char* arch : {"sm_80", "sm_86", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_103a", "sm_120a"}) {
+    KernelSpec spec = example();
+    spec.arch = arch;
+    EXPECT_EQ(refusal(spec), "") << arch;
+  }
+}
+
+TEST(KernelSpecValidate, NamesTheFieldTheValueAndWhatIsAllowed) {
+  struct Case {
+    std::function<void(KernelSpec&)> change;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Case> cases = {
+      {[](KernelSpec& spec) { spec.world_size = 0; }, {"world_size 0", "1 to 16"}},
+      {[](KernelSpec& spec) { spec.world_size = 17; }, {"world_size 17", "1 to 16"}},
+      {[](KernelSpec& spec) { spec.hidden_size = 0; }, {"hidden_size 0", "65536"}},
+      {[](KernelSpec& spec) { spec.hidden_size = -8; }, {"hidden_size -8"}},
+      {[](KernelSpec& spec) { spec.hidden_size = 65544; }, {"hidden_size 65544", "65536"}},
+      {[](KernelSpec& spec) { spec.hidden_size = 8196; }, {"hidden_size 8196", "multiples of 8 for bf16"}},
+      {[](KernelSpec& spec) { spec.threads = 0; }, {"threads 0", "multiples of 32"}},
+      {[](KernelSpec& spec) { spec.threads = 100; }, {"threads 100"}},
+      {[](KernelSpec& spec) { spec.threads = 1056; }, {"threads 1056", "1024"}},
+      {[](KernelSpec& spec) { spec.cluster = 3; }, {"cluster 3", "1, 2, 4 or 8"}},
+      {[](KernelSpec& spec) { spec.cluster = 16; }, {"cluster 16"}},
+      {[](KernelSpec& spec) { spec.cluster = 2, spec.arch = "sm_80"; }, {"cluster 2", "sm_90"}},
+      {[](KernelSpec& spec) { spec.dtype = DataType::kFp32, spec.fp32_accumulate = false; }, {"fp32_accumulate"}},
+      {[](KernelSpec& spec) { spec.dtype = static_cast<DataType>(99); }, {"dtype 99", "fp16, bf16, fp32"}},
+      {[](KernelSpec& spec) { spec.pattern = static_cast<Pattern>(-1); }, {"pattern -1", "residual_rms_norm"}},
+      {[](KernelSpec& spec) { spec.op = static_cast<Op>(7); }, {"op 7", "all_reduce"}},
+      {[](KernelSpec& spec) { spec.algorithm = static_cast<Algorithm>(7); }, {"algorithm 7", "one_shot"}},
+  };
+  for (const Case& each : cases) {
+    KernelSpec spec = example();
+    each.change(spec);
+    const std::string text = refusal(spec);
+    for (const std::string& part : each.parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
+}
+
+TEST(KernelSpecValidate, RefusesWhatIsNoTarget) {
+  for (const char* arch : {"", "sm_", "sm_75", "sm_79a", "sm_080", "sm_9x", "sm_90aa", "sm_90b", "compute_90", "SM_90",
+                           "sm_90 ", "sm_9000", "sm_99999999999999999999", "sm_a", "native"}) {
+    KernelSpec spec = example();
+    spec.arch = arch;
+    EXPECT_NE(refusal(spec).find("arch"), std::string::npos) << arch;
+  }
+}
+
+TEST(SpecNames, EveryNumberHasOneName) {
+  EXPECT_EQ(to_string(static_cast<Pattern>(1000)), "unknown");
+  EXPECT_EQ(runtime::value_of<Pattern>("unknown"), std::nullopt);
+  for (const auto& entry : runtime::kNames<Pattern>) {
+    EXPECT_EQ(runtime::value_of<Pattern>(to_string(entry.value)), entry.value);
+  }
+}
+
+}  // namespace
+}  // namespace commfuse
