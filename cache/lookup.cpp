@@ -1,0 +1,64 @@
+#include "cache/lookup.hpp"
+
+#include <cerrno>
+#include <optional>
+#include <string>
+
+#include "cache/cubin.hpp"
+#include "cache/entry.hpp"
+#include "cache/sha256.hpp"
+#include "commfuse/error.hpp"
+
+namespace commfuse::cache {
+namespace {
+
+Lookup miss(Miss reason, const Layer& layer, const std::string& file, const std::string& what) {
+  Lookup result;
+  result.reason = reason;
+  result.detail = (layer.path() / file).string() + ": " + what;
+  return result;
+}
+
+}  // namespace
+
+Lookup read_entry(const Layer& layer, std::string_view key, std::string_view signature_json) {
+  const std::string json_file = metadata_name(key);
+  FileRead json = layer.read(json_file, kMaxMetadataBytes);
+  if (json.error == ENOENT || json.error == ENOTDIR) return {};
+  if (json.error == EFBIG) return miss(Miss::kMalformed, layer, json_file, "it is too large");
+  if (json.error != 0) return miss(Miss::kUnreadable, layer, json_file, error_text(json.error));
+
+  Metadata metadata;
+  try {
+    metadata = Metadata::parse(json.bytes);
+  } catch (const Error& e) {
+    return miss(Miss::kMalformed, layer, json_file, e.cause());
+  }
+  if (metadata.signature_json != signature_json) {
+    return miss(Miss::kForeign, layer, json_file, "it is of another signature");
+  }
+
+  const std::string cubin_file = cubin_name(key);
+  FileRead cubin = layer.read(cubin_file, kMaxCubinBytes);
+  if (cubin.error == ENOENT)
+    return miss(Miss::kCubinMissing, layer, cubin_file, "it is missing, its metadata is there");
+  if (cubin.error == EFBIG) return miss(Miss::kCubinSize, layer, cubin_file, "it is too large");
+  if (cubin.error != 0) return miss(Miss::kUnreadable, layer, cubin_file, error_text(cubin.error));
+  if (cubin.bytes.size() != metadata.cubin_bytes) {
+    return miss(
+        Miss::kCubinSize, layer, cubin_file,
+        "it has " + std::to_string(cubin.bytes.size()) + " bytes instead of " + std::to_string(metadata.cubin_bytes));
+  }
+  if (sha256_hex(cubin.bytes) != metadata.cubin_sha256) {
+    return miss(Miss::kCubinHash, layer, cubin_file, "its checksum is not the recorded one");
+  }
+  const CubinCheck check = check_cubin(cubin.bytes, metadata.arch);
+  if (check.result == CubinCheck::Result::kNotCubin) return miss(Miss::kNotCubin, layer, cubin_file, check.detail);
+  if (check.result == CubinCheck::Result::kWrongArch) return miss(Miss::kWrongArch, layer, cubin_file, check.detail);
+
+  Lookup found;
+  found.hit = Hit{std::move(cubin.bytes), std::move(json.bytes), layer.path()};
+  return found;
+}
+
+}  // namespace commfuse::cache

@@ -1,0 +1,14 @@
+// Reading and verifying one entry of one layer.
+#pragma once
+
+#include <string_view>
+
+#include "cache/layer.hpp"
+#include "cache/store.hpp"
+
+namespace commfuse::cache {
+
+/// What Store::find promises, for a single layer.
+[[nodiscard]] Lookup read_entry(const Layer& layer, std::string_view key, std::string_view signature_json);
+
+}  // namespace commfuse::cache

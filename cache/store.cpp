@@ -1,0 +1,221 @@
+#include "cache/store.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <map>
+#include <system_error>
+
+#include "cache/cubin.hpp"
+#include "cache/entry.hpp"
+#include "cache/layer.hpp"
+#include "cache/lookup.hpp"
+#include "cache/sha256.hpp"
+#include "cache/signature.hpp"
+#include "cache/strict_json.hpp"
+#include "cache/writer.hpp"
+#include "commfuse/error.hpp"
+#include "commfuse/version.hpp"
+
+namespace commfuse::cache {
+
+std::string_view to_string(Miss miss) noexcept {
+  switch (miss) {
+    case Miss::kAbsent:
+      return "absent";
+    case Miss::kUncached:
+      return "uncached";
+    case Miss::kUnreadable:
+      return "unreadable";
+    case Miss::kMalformed:
+      return "malformed";
+    case Miss::kForeign:
+      return "foreign";
+    case Miss::kCubinMissing:
+      return "cubin_missing";
+    case Miss::kCubinSize:
+      return "cubin_size";
+    case Miss::kCubinHash:
+      return "cubin_hash";
+    case Miss::kNotCubin:
+      return "not_cubin";
+    case Miss::kWrongArch:
+      return "wrong_arch";
+  }
+  return "unknown";
+}
+
+struct Store::State {
+  StoreOptions options;
+  std::vector<std::unique_ptr<Layer>> layers;
+  DirectoryLayer* writable = nullptr;  // layers.front(), or null
+  std::vector<std::filesystem::path> paths;
+
+  mutable std::atomic<bool> warned_of_store{false};
+  std::atomic<std::uint64_t> hits{0}, stored{0}, kept{0}, store_failed{0};
+  std::array<std::atomic<std::uint64_t>, kMissCount> misses{};
+
+  void warn(const std::string& message) const {
+    if (options.warn) options.warn(message);
+  }
+
+  Publication failed(Publication::Result result, const std::string& detail) {
+    ++store_failed;
+    if (result == Publication::Result::kFailed && !warned_of_store.exchange(true)) {
+      warn(
+          "cannot store a compiled kernel: " + detail +
+          ". Kernels that are not stored are compiled again at every start; set COMMFUSE_CACHE_DIR to a directory that "
+          "can be written");
+    }
+    return {result, detail};
+  }
+};
+
+Store::Store(StoreOptions options) : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.options = std::move(options);
+  const Directories& directories = s.options.directories;
+  for (const std::string& warning : directories.warnings) s.warn(warning);
+  const auto add = [&](const std::filesystem::path& path) {
+    auto layer = std::make_unique<DirectoryLayer>(path, directories.trusted, [&s](const std::string& m) { s.warn(m); });
+    DirectoryLayer* const added = layer.get();
+    s.layers.push_back(std::move(layer));
+    s.paths.push_back(path);
+    return added;
+  };
+  if (!directories.writable.empty()) s.writable = add(directories.writable);
+  for (const std::filesystem::path& path : directories.readonly) add(path);
+}
+
+Store::~Store() = default;
+
+Lookup Store::find(std::string_view key, std::string_view signature_json) const {
+  State& s = *state_;
+  Lookup result;
+  if (s.layers.empty()) result.reason = Miss::kUncached;
+  if (is_sha256_hex(key)) {
+    for (const auto& layer : s.layers) {
+      Lookup here = read_entry(*layer, key, signature_json);
+      if (here) {
+        ++s.hits;
+        if (layer.get() == s.writable) s.writable->touch(metadata_name(key));
+        return here;
+      }
+      // The first layer in which something is wrong is the one to tell of.
+      if (result.reason == Miss::kAbsent) result = std::move(here);
+    }
+  }
+  ++s.misses[static_cast<std::size_t>(result.reason)];
+  return result;
+}
+
+Publication Store::publish(std::string_view key, std::string_view signature_json, std::string_view cubin,
+                           std::string_view facts_json) const {
+  using Result = Publication::Result;
+  State& s = *state_;
+  Metadata metadata;
+  std::string json;
+  try {
+    const Signature signature = Signature::parse(signature_json);
+    if (sha256_hex(signature_json) != key) return s.failed(Result::kInvalid, "the key is not the signature's");
+    const CubinCheck check = check_cubin(cubin, signature.arch);
+    if (check.result != CubinCheck::Result::kGood) {
+      return s.failed(Result::kInvalid, "the cubin of " + signature.kernel + ": " + check.detail);
+    }
+    if (cubin.size() > kMaxCubinBytes) return s.failed(Result::kInvalid, "the cubin is too large");
+    metadata = {.version = COMMFUSE_VERSION_STRING,
+                .created = std::time(nullptr),
+                .cubin_sha256 = sha256_hex(cubin),
+                .cubin_bytes = cubin.size(),
+                .facts_json = std::string(facts_json),
+                .signature_json = std::string(signature_json),
+                .kernel = {},
+                .arch = {}};
+    json = metadata.to_json();
+  } catch (const Error& e) {
+    return s.failed(Result::kInvalid, e.what());
+  }
+  if (s.writable == nullptr) return s.failed(Result::kUncached, "there is no directory to store kernels in");
+
+  const std::string where = "'" + s.writable->path().string() + "'";
+  try {
+    if (const Lookup there = read_entry(*s.writable, key, signature_json)) {
+      ++s.kept;
+      Publication kept{Result::kKept, {}};
+      if (there.hit->cubin != cubin) kept.detail = where + " holds another cubin for the same key, which stays";
+      return kept;
+    }
+    DirectoryLayer::Opened opened = s.writable->open();
+    if (!opened.directory && opened.error == ENOENT) {
+      create_cache_directory(s.writable->path());
+      opened = s.writable->open();
+    }
+    if (!opened.directory) {
+      // A refusal was warned of when the directory was opened.
+      if (!opened.refused.empty()) s.warned_of_store = true;
+      const std::string why = opened.refused.empty() ? error_text(opened.error) : opened.refused;
+      return s.failed(Result::kFailed, where + ": " + why);
+    }
+    write_entry(*opened.directory, key, cubin, json);
+    ++s.stored;
+    return {Result::kStored, {}};
+  } catch (const std::system_error& e) {
+    return s.failed(Result::kFailed, where + ": " + e.what());
+  }
+}
+
+std::vector<EntryInfo> Store::list() const {
+  std::vector<EntryInfo> entries;
+  for (const auto& layer : state_->layers) {
+    std::map<std::string, EntryInfo> here;
+    for (const ListedFile& file : layer->list()) {
+      EntryInfo& entry = here[file.name.substr(3, 64)];
+      entry.disk_bytes += file.bytes;
+      if (file.name.ends_with(".cubin")) {
+        entry.cubin_bytes = file.bytes;
+      } else {
+        entry.last_used_unix = file.modified;
+      }
+    }
+    for (auto& [key, entry] : here) {
+      entry.key = key;
+      entry.layer = layer->path();
+      entry.writable = layer.get() == state_->writable;
+      FileRead json = layer->read(metadata_name(key), kMaxMetadataBytes);
+      try {
+        if (json.error == ENOENT) throw Error(Code::kNotFound, "", "it has no metadata");
+        if (json.error != 0) throw Error(Code::kIo, "", error_text(json.error));
+        const Metadata metadata = Metadata::parse(json.bytes);
+        entry.kernel = metadata.kernel;
+        entry.arch = metadata.arch;
+        entry.created_unix = metadata.created;
+        if (sha256_hex(metadata.signature_json) != key) entry.problem = "its metadata is of another key";
+        if (metadata.cubin_bytes != entry.cubin_bytes) entry.problem = "its cubin is missing or has another size";
+        entry.metadata_json = std::move(json.bytes);
+      } catch (const Error& e) {
+        entry.problem = e.cause();
+      }
+      entries.push_back(std::move(entry));
+    }
+  }
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const EntryInfo& a, const EntryInfo& b) { return a.key < b.key; });
+  return entries;
+}
+
+const std::vector<std::filesystem::path>& Store::layers() const noexcept { return state_->paths; }
+
+const Directories& Store::directories() const noexcept { return state_->options.directories; }
+
+Store::Counters Store::counters() const noexcept {
+  const State& s = *state_;
+  Counters c;
+  c.hits = s.hits;
+  for (std::size_t i = 0; i < s.misses.size(); ++i) c.misses[i] = s.misses[i];
+  c.stored = s.stored;
+  c.kept = s.kept;
+  c.store_failed = s.store_failed;
+  return c;
+}
+
+}  // namespace commfuse::cache
