@@ -33,8 +33,8 @@ COMMFUSE_DEVICE u32 cluster_block_index() {
 }
 
 // ---- global memory --------------------------------------------------------------------------------------------------
-// "weak" accesses are ordinary: only this kernel's own ordering applies. "relaxed_sys" accesses are single-copy atomic per
-// 32-bit word and are seen by every GPU and the host; a 16-byte one may be seen word by word.
+// "weak" accesses are ordinary: only this kernel's own ordering applies. "relaxed_sys" accesses are single-copy atomic
+// per 32-bit word and are seen by every GPU and the host; a 16-byte one may be seen word by word.
 
 COMMFUSE_DEVICE Vec16 load_weak(const Vec16* address) {
   Vec16 v;
@@ -290,6 +290,39 @@ COMMFUSE_DEVICE u32 floats_to_bfloat2(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
+
+// Conversions that only some architectures have an instruction for. They exist where the macro beside them is defined;
+// quant_formats.cuh has the same in software for the others (the simulator defines neither).
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define COMMFUSE_CONVERTS_E4M3
+/// FP8 E4M3, nearest even, saturating to +-448, NaN gives 0x7f: `low` in bits 0-7, `high` in bits 8-15.
+COMMFUSE_DEVICE u32 floats_to_e4m3x2(float low, float high) {
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+}
+#endif
+
+// The family-specific and architecture-specific targets of sm_100 to sm_12x; which macro says so depends on the
+// compiler's version.
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM101_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM110_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL) || \
+    (defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000)
+#define COMMFUSE_CONVERTS_E2M1
+/// FP4 E2M1, nearest even, saturating to +-6, NaN gives +6: v[i] in bits 4 i to 4 i + 3.
+COMMFUSE_DEVICE u32 floats_to_e2m1x8(const float (&v)[8]) {
+  u32 r;
+  asm("{\n\t.reg .b8 a, b, c, d;\n\t"
+      "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\n\tcvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n\t"
+      "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\n\tcvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n\t"
+      "mov.b32 %0, {a, b, c, d};\n\t}"
+      : "=r"(r)
+      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
+  return r;
+}
+#endif
 
 }  // namespace commfuse::device::ptx
 
