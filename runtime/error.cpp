@@ -37,6 +37,12 @@ std::string_view to_string(Code code) noexcept {
   return "Unknown";
 }
 
+std::string Status::text() const {
+  std::string text{to_string(code)};
+  if (!subject.empty()) text.append(": ").append(subject).append(" ").append(problem);
+  return text;
+}
+
 Error::Error(Code code, std::string what, std::string cause, std::string remedy)
     : std::runtime_error(joined(what, cause, remedy)),
       code_(code),

@@ -3,8 +3,8 @@
 // Bytes that a rank moves (N ranks, M tokens, row of R bytes): it reads its input (M R, and again from cache), writes
 // (N - 1) M R into the peers, reads (N - 1) M R that arrived, and empties as much of the buffer of the call before. The
 // latency chain is: control and input load, push, arrival at the peer, poll, sum (and row sum, one barrier), store.
-// Everything that does not depend on the peers (emptying, residual and gamma loads, the bookkeeping of the call) is done
-// while the pushes are under way.
+// Everything that does not depend on the peers (emptying, residual and gamma loads, the bookkeeping of the call) is
+// done while the pushes are under way.
 #pragma once
 
 #include "device/epilogue.cuh"
@@ -171,7 +171,8 @@ COMMFUSE_DEVICE void all_reduce_rows(const AllReduceParams& params, OneShot<Conf
       squares[k] = has[k] ? sum_of_squares<Config::kType>(y[k]) : 0.0f;
       if (has[k]) ptx::store_weak(params.residual_out + index[k], y[k]);
     }
-    const float inverse = inverse_rms<Config::kHiddenSize>(row_sum<Map, Config::kCluster>(squares, row, shared), params.eps);
+    const float inverse =
+        inverse_rms<Config::kHiddenSize>(row_sum<Map, Config::kCluster>(squares, row, shared), params.eps);
     COMMFUSE_UNROLL
     for (u32 k = 0; k < kCount; ++k) {
       if (has[k]) ptx::store_weak(params.norm_out + index[k], normalised<Config::kType>(y[k], inverse, gamma[k]));
@@ -182,10 +183,11 @@ COMMFUSE_DEVICE void all_reduce_rows(const AllReduceParams& params, OneShot<Conf
 template <class Config>
 COMMFUSE_DEVICE void all_reduce_one_shot(const AllReduceParams& params) {
   static_assert(Config::kHiddenSize % Elements<Config::kType>::kPerVector == 0, "rows are multiples of 16 bytes");
-  // Nothing is read before this line: inputs, residual, weights and control words may all be written by the kernels before.
+  // Nothing is read before this line: inputs, residual, weights and control words may all be written by the kernels
+  // before.
   ptx::wait_for_predecessors();
-  // A dependent waits for our completion before it touches data, so it may start at once; without the flag it starts when
-  // this grid ends.
+  // A dependent waits for our completion before it touches data, so it may start at once; without the flag it starts
+  // when this grid ends.
   if (params.flags & kTriggerEarly) ptx::release_dependents();
   Call call;
   if (!call.begin(params)) return;

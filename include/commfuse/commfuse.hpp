@@ -3,6 +3,8 @@
 
 #include "commfuse/engine.hpp"
 #include "commfuse/error.hpp"
+#include "commfuse/operations.hpp"
 #include "commfuse/planner.hpp"
 #include "commfuse/spec.hpp"
 #include "commfuse/version.hpp"
+#include "commfuse/workspace.hpp"

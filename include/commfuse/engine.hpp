@@ -29,11 +29,11 @@ enum class KernelOrigin : int { kCache = 0, kCompiled = 1, kFailed = 2 };
 /// One kernel of a precompile or warm-up.
 struct KernelReport {
   KernelSpec spec;
-  std::string key;                              ///< cache key, 64 hexadecimal digits; empty if it could not be made
+  std::string key;  ///< cache key, 64 hexadecimal digits; empty if it could not be made
   KernelOrigin origin = KernelOrigin::kFailed;
-  double milliseconds = 0;                      ///< spent on this kernel
+  double milliseconds = 0;  ///< spent on this kernel
   std::size_t cubin_bytes = 0;
-  std::string error;                            ///< for kFailed
+  std::string error;  ///< for kFailed
   Code error_code = Code::kOk;
 };
 
@@ -42,14 +42,14 @@ struct BuildReport {
   int compiled = 0;
   int hits = 0;
   int failed = 0;
-  int nvrtc_calls = 0;                ///< programs given to NVRTC during this call, the version probe included
+  int nvrtc_calls = 0;  ///< programs given to NVRTC during this call, the version probe included
   double milliseconds = 0;
 };
 
 struct BuildOptions {
-  std::vector<std::string> archs;        ///< empty: the deployment's, else the device at hand
-  std::filesystem::path cache_dir;       ///< empty: COMMFUSE_CACHE_DIR, else the user's cache folder
-  int jobs = 0;                          ///< compilations at a time; 0 = one per core, bounded by memory
+  std::vector<std::string> archs;   ///< empty: the deployment's, else the device at hand
+  std::filesystem::path cache_dir;  ///< empty: COMMFUSE_CACHE_DIR, else the user's cache folder
+  int jobs = 0;                     ///< compilations at a time; 0 = one per core, bounded by memory
   /// Called after each kernel, from one thread at a time, with the number finished so far and the total.
   std::function<void(const KernelReport&, int finished, int total)> progress;
 };

@@ -11,26 +11,37 @@ namespace commfuse {
 /// throw) and by the C interface (as integers).
 enum class Code : int {
   kOk = 0,
-  kInvalidArgument = 1,   ///< an argument of this call: wrong value, missing, misaligned, too small, overlapping
-  kInvalidInput = 2,      ///< a file or message from outside that does not follow its format
-  kUnsupported = 3,       ///< correct, but not something this build, device or toolchain can do
-  kNotFound = 4,          ///< a file, entry, library or symbol that is not there
-  kNotWarmed = 5,         ///< a kernel that was not loaded before it was needed
-  kCapacity = 6,          ///< the workspace is too small for this call
-  kOutOfMemory = 7,       ///< host or device memory
-  kDriver = 8,            ///< a CUDA driver call failed
-  kCompiler = 9,          ///< NVRTC refused the program
-  kIo = 10,               ///< a file-system or socket call failed
-  kTimeout = 11,          ///< a peer did not answer within the deadline
-  kAborted = 12,          ///< somebody called abort() on the group
-  kMismatch = 13,         ///< ranks disagree (shape, type, kernel, version)
-  kBusy = 14,             ///< used from two streams at once, or held by somebody else
-  kStale = 15,            ///< made for an earlier generation of the workspace (after grow or suspend)
-  kInternal = 16,         ///< a fault of commfuse itself
+  kInvalidArgument = 1,  ///< an argument of this call: wrong value, missing, misaligned, too small, overlapping
+  kInvalidInput = 2,     ///< a file or message from outside that does not follow its format
+  kUnsupported = 3,      ///< correct, but not something this build, device or toolchain can do
+  kNotFound = 4,         ///< a file, entry, library or symbol that is not there
+  kNotWarmed = 5,        ///< a kernel that was not loaded before it was needed
+  kCapacity = 6,         ///< the workspace is too small for this call
+  kOutOfMemory = 7,      ///< host or device memory
+  kDriver = 8,           ///< a CUDA driver call failed
+  kCompiler = 9,         ///< NVRTC refused the program
+  kIo = 10,              ///< a file-system or socket call failed
+  kTimeout = 11,         ///< a peer did not answer within the deadline
+  kAborted = 12,         ///< somebody called abort() on the group
+  kMismatch = 13,        ///< ranks disagree (shape, type, kernel, version)
+  kBusy = 14,            ///< used from two streams at once, or held by somebody else
+  kStale = 15,           ///< made for an earlier generation of the workspace (after grow or suspend)
+  kInternal = 16,        ///< a fault of commfuse itself
 };
 
 /// The code's name without its `k`, for messages and JSON ("InvalidArgument").
 [[nodiscard]] std::string_view to_string(Code code) noexcept;
+
+/// The answer of a launch: made of static text only, so that a launch allocates nothing.
+struct [[nodiscard]] Status {
+  Code code = Code::kOk;
+  std::string_view subject;  ///< the argument or object ("residual_in"); empty for kOk
+  std::string_view problem;  ///< what is wrong with it ("is missing")
+
+  [[nodiscard]] bool ok() const noexcept { return code == Code::kOk; }
+  /// A sentence for people: code, subject and problem. Allocates.
+  [[nodiscard]] std::string text() const;
+};
 
 /// An error of set-up. `what()` is one readable text made of all parts; the parts are kept for callers that show or
 /// translate them.

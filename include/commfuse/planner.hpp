@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "commfuse/spec.hpp"
 
@@ -16,33 +17,35 @@ struct DeviceCaps {
   int ranks_on_device = 1;  ///< ranks that share this GPU (loopback, MPS): their blocks must be resident together
 };
 
-/// Threads per block and blocks per cluster of a kernel. Depends on the row only, never on the number of tokens.
+/// Threads per block and blocks per cluster (the team that handles one token) of a kernel.
 struct Geometry {
   int threads = 0;
   int cluster = 1;
   [[nodiscard]] bool operator==(const Geometry&) const = default;
 };
 
-/// The geometry that a kernel is compiled with unless a tuning table says otherwise. Results do not depend on it: the
-/// order of every sum is fixed by the hidden size alone (templates/device/reduce.cuh).
-[[nodiscard]] Geometry default_geometry(Pattern pattern, DataType dtype, int hidden_size) noexcept;
+/// The geometries that a kernel of this shape (its `threads` and `cluster` are not looked at) is compiled with: first
+/// the one for few tokens, which spreads a row over a cluster so that many SMs share its loads, then, where it differs,
+/// the one for many tokens. A plan takes one of them by the number of tokens. Results do not depend on it: the order of
+/// every sum is fixed by the hidden size alone (templates/device/row_sum.cuh).
+[[nodiscard]] std::vector<Geometry> geometries(const KernelSpec& shape);
 
 /// Blocks of such a kernel that one SM can hold at once, as its launch bounds promise to the compiler; the loader
 /// refuses a cubin that does not keep the promise. (A register count of one build must not enter: ranks could differ.)
 [[nodiscard]] int resident_blocks_per_sm(int threads) noexcept;
 
 struct PlanRequest {
-  const KernelSpec* spec = nullptr;  ///< not owned; read during the call only
+  /// The kernels to choose from: same operation, pattern, type, hidden and world size; not empty. Not owned; read
+  /// during the call only.
+  std::span<const KernelSpec> kernels;
   std::int64_t tokens = 0;
-  int max_blocks = 0;                ///< cap asked for by the caller; 0 = none
-  bool dependent_launch = false;     ///< the next kernel's blocks may be resident beside this one's
+  int max_blocks = 0;             ///< cap asked for by the caller; 0 = none
+  bool dependent_launch = false;  ///< the next kernel's blocks may be resident beside this one's
 };
 
 struct Plan {
-  Algorithm algorithm = Algorithm::kOneShot;
-  unsigned blocks = 0;   ///< 0: nothing to launch (no tokens)
-  unsigned threads = 0;
-  unsigned cluster = 1;
+  int kernel = 0;           ///< index into PlanRequest::kernels
+  unsigned blocks = 0;      ///< 0: nothing to launch (no tokens)
   std::string_view reason;  ///< static text
 };
 

@@ -40,13 +40,13 @@ struct KernelSpec {
   Op op = Op::kAllReduce;
   Pattern pattern = Pattern::kAllReduce;
   Algorithm algorithm = Algorithm::kOneShot;
-  int world_size = 2;                    ///< 1 to 16
-  int hidden_size = 0;                   ///< elements per token; rows are multiples of 16 bytes; at most 65536
-  DataType dtype = DataType::kBf16;      ///< of inputs and outputs
-  bool fp32_accumulate = true;           ///< one rounding after the sum instead of one per addend; no effect for fp32
-  int threads = 0;                       ///< of a block; a multiple of 32, at most 1024 (see default_geometry)
-  int cluster = 1;                       ///< blocks that share one token; 1, 2, 4 or 8
-  std::string arch;                      ///< compilation target, as NVRTC names it: "sm_90a"
+  int world_size = 2;                ///< 1 to 16
+  int hidden_size = 0;               ///< elements per token; rows are multiples of 16 bytes; at most 65536
+  DataType dtype = DataType::kBf16;  ///< of inputs and outputs
+  bool fp32_accumulate = true;       ///< one rounding after the sum instead of one per addend; no effect for fp32
+  int threads = 0;                   ///< of a block; a multiple of 32, at most 1024 (see geometries)
+  int cluster = 1;                   ///< blocks that share one token; 1, 2, 4 or 8
+  std::string arch;                  ///< compilation target, as NVRTC names it: "sm_90a"
 
   [[nodiscard]] bool operator==(const KernelSpec&) const = default;
 
@@ -80,8 +80,8 @@ struct Deployment {
   std::vector<std::string> arch;  ///< may be empty: the device at hand
   std::vector<Operation> operations;
 
-  /// Reads and validates a file of at most 1 MiB. Throws Error(kNotFound, kIo) or Error(kInvalidInput) whose cause names
-  /// the JSON pointer, what was found there and what is allowed.
+  /// Reads and validates a file of at most 1 MiB. Throws Error(kNotFound, kIo) or Error(kInvalidInput) whose cause
+  /// names the JSON pointer, what was found there and what is allowed.
   [[nodiscard]] static Deployment load(const std::filesystem::path& file);
   /// As load, from text; `origin` names it in messages.
   [[nodiscard]] static Deployment parse(std::string_view text, std::string_view origin = "deployment");

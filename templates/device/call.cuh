@@ -9,8 +9,8 @@ namespace commfuse::device {
 /// Rounds of a polling loop between two looks at the clock and at the abort word (which lies in host memory).
 constexpr u32 kRoundsPerCheck = 256;
 
-/// What a thread knows of the running call. Every thread reads the control structure itself (one broadcast access) rather
-/// than through shared memory: no barrier lies between the start of the kernel and its first push.
+/// What a thread knows of the running call. Every thread reads the control structure itself (one broadcast access)
+/// rather than through shared memory: no barrier lies between the start of the kernel and its first push.
 class Call {
  public:
   /// Returns false if the call must end at once (an earlier one failed, or it was prepared for another generation).
@@ -40,12 +40,13 @@ class Call {
   COMMFUSE_DEVICE u64 dirty_bytes() const { return dirty_bytes_; }
   COMMFUSE_DEVICE bool gave_up() const { return gave_up_; }
 
-  /// Tells that this block's threads have all read the control structure. Call it after a block barrier, from one thread.
-  /// The answer of the atomic is needed only in finish(), so its latency is hidden behind the wait for the peers.
+  /// Tells that this block's threads have all read the control structure. Call it after a block barrier, from one
+  /// thread. The answer of the atomic is needed only in finish(), so its latency is hidden behind the wait for the
+  /// peers.
   COMMFUSE_DEVICE void arrive() { ticket_ = ptx::fetch_add_relaxed_gpu(&control_->arrived, 1); }
 
-  /// Prepares the control structure for the next call; same thread as arrive(), last thing it does. Exactly one block, the
-  /// last to arrive, writes; by then every block has read what it overwrites, so nobody has to wait for anybody.
+  /// Prepares the control structure for the next call; same thread as arrive(), last thing it does. Exactly one block,
+  /// the last to arrive, writes; by then every block has read what it overwrites, so nobody has to wait for anybody.
   COMMFUSE_DEVICE void finish(u64 dirty_bytes) {
     if (ticket_ != ptx::block_count() - 1) return;
     ptx::store_weak(&control_->dirty_bytes, dirty_bytes);

@@ -32,11 +32,11 @@ struct alignas(64) HostMailbox {
 /// Protocol state in the rank's own device memory; peers never touch it. Only kernels change it, so a captured graph
 /// replays correctly. It describes the next call; the calls of one workspace never overlap.
 struct alignas(64) Control {
-  u64 epoch;          ///< calls completed; the rotation buffer of the next call is epoch % 3
-  u64 dirty_bytes;    ///< bytes of rotation buffer (epoch + 2) % 3 that the last call's peers wrote, from its start
-  u32 arrived;        ///< blocks of the running call that have read this structure
-  u32 failed;         ///< DeviceStatus of the first failed call; every later call returns at once
-  u32 generation;     ///< set by the host; calls carry the generation they were prepared for
+  u64 epoch;        ///< calls completed; the rotation buffer of the next call is epoch % 3
+  u64 dirty_bytes;  ///< bytes of rotation buffer (epoch + 2) % 3 that the last call's peers wrote, from its start
+  u32 arrived;      ///< blocks of the running call that have read this structure
+  u32 failed;       ///< DeviceStatus of the first failed call; every later call returns at once
+  u32 generation;   ///< set by the host; calls carry the generation they were prepared for
   u32 reserved[9];
 };
 
@@ -45,8 +45,9 @@ enum CallFlag : u32 {
   kTriggerEarly = 1u << 0,  ///< let the dependent kernel start as soon as this one's inputs were read
 };
 
-/// Everything an all-reduce kernel is told. Pointers are device addresses in this rank's address space, 16-byte aligned;
-/// the ones a pattern does not use are null. Matrices are dense and row-major, `tokens` rows of `hidden size` elements.
+/// Everything an all-reduce kernel is told. Pointers are device addresses in this rank's address space, 16-byte
+/// aligned; the ones a pattern does not use are null. Matrices are dense and row-major, `tokens` rows of `hidden size`
+/// elements.
 struct AllReduceParams {
   u64 peer_buffer[kMaxWorldSize];  ///< start of each rank's three rotation buffers; [rank] is our own
   u64 rotation_bytes;              ///< size of one rotation buffer
@@ -55,8 +56,8 @@ struct AllReduceParams {
   u64 timeout_ns;                  ///< longest wait for any one vector
   const Vec16* in;                 ///< this rank's partial sums
   const Vec16* residual_in;
-  const void* gamma;               ///< norm weight, [hidden size]
-  Vec16* out;                      ///< the sum (pattern all_reduce)
+  const void* gamma;  ///< norm weight, [hidden size]
+  Vec16* out;         ///< the sum (pattern all_reduce)
   Vec16* residual_out;
   Vec16* norm_out;
   u32 rank;

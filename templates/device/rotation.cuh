@@ -1,27 +1,30 @@
 // The data-is-the-flag protocol over three rotation buffers.
 //
-// A receiver's buffer is filled with the word 0xffffffff ("empty"). A sender stores its vectors there and nothing else: a
-// 32-bit word that is no longer empty has arrived, so the payload is its own flag. No fence, no flag and no order between
-// words is needed; a 16-byte store that is seen word by word does no harm, because each word is looked at.
+// A receiver's buffer is filled with the word 0xffffffff ("empty"). A sender stores its vectors there and nothing else:
+// a 32-bit word that is no longer empty has arrived, so the payload is its own flag. No fence, no flag and no order
+// between words is needed; a 16-byte store that is seen word by word does no harm, because each word is looked at.
 //
-// Which values can be sent. 0xffffffff is two NaNs (fp16, bf16) or one (fp32). A sender that holds exactly this word sends
-// 0xfffffffe instead, still NaNs, one payload bit aside. Everything else, -0.0 and subnormals included, arrives bit for
-// bit. Quantised payloads must not produce the word by themselves (quant.cuh says how).
+// Which values can be sent. 0xffffffff is two NaNs (fp16, bf16) or one (fp32). A sender that holds exactly this word
+// sends 0xfffffffe instead, still NaNs, one payload bit aside. Everything else, -0.0 and subnormals included, arrives
+// bit for bit. Quantised payloads must not produce the word by themselves (quant.cuh says how).
 //
-// Why three buffers are enough. Call n uses buffer n mod 3 and, on the side, empties buffer (n + 2) mod 3 = (n - 1) mod 3,
-// the one of the call before. In every call every rank receives something, directly or through a token's owner, that
+// Why three buffers are enough. Call n uses buffer n mod 3 and, on the side, empties buffer (n + 2) mod 3 = (n - 1) mod
+// 3, the one of the call before. In every call every rank receives something, directly or through a token's owner, that
 // could only be sent after each other rank had begun that call (the precondition each kernel must keep; it is why calls
 // without tokens do not launch and why ranks without tokens still exchange). So:
-//   - a rank that is in call n knows that every rank has begun call n - 1's successor chain up to n - 1, hence completed
+//   - a rank that is in call n knows that every rank has begun call n - 1's successor chain up to n - 1, hence
+//   completed
 //     n - 2: nobody is more than one call behind or ahead of anybody;
-//   - a peer writes our buffer n mod 3 earliest in its call n, which it begins after it completed call n - 1, in which it
+//   - a peer writes our buffer n mod 3 earliest in its call n, which it begins after it completed call n - 1, in which
+//   it
 //     received what we sent in our call n - 1, which we began after our call n - 2 had completed. That call emptied
 //     buffer (n - 3) mod 3 = n mod 3 (the data of call n - 3). So the buffer is empty when the peer writes;
-//   - we empty buffer (n - 1) mod 3 in call n, after our call n - 1 had completed, that is after every word that anybody
+//   - we empty buffer (n - 1) mod 3 in call n, after our call n - 1 had completed, that is after every word that
+//   anybody
 //     sends into it had arrived and been read. So nothing is lost.
 // With two buffers the peer's first write and our emptying could meet; with three they are one call apart.
-// The control words (which buffer, how much is dirty) live in device memory and are changed by kernels only, so a replayed
-// graph follows the same rotation.
+// The control words (which buffer, how much is dirty) live in device memory and are changed by kernels only, so a
+// replayed graph follows the same rotation.
 #pragma once
 
 #include "device/call.cuh"
@@ -66,7 +69,8 @@ class Rotation {
     const Vec16 empty = {{kEmptyWord, kEmptyWord, kEmptyWord, kEmptyWord}};
     const u64 count = call.dirty_bytes() / kVectorBytes;
     const u64 stride = static_cast<u64>(ptx::block_count()) * ptx::thread_count();
-    for (u64 i = static_cast<u64>(ptx::block_index()) * ptx::thread_count() + ptx::thread_index(); i < count; i += stride) {
+    for (u64 i = static_cast<u64>(ptx::block_index()) * ptx::thread_count() + ptx::thread_index(); i < count;
+         i += stride) {
       ptx::store_weak(buffer + i, empty);
     }
   }

@@ -1,11 +1,11 @@
 // The sum of one number per vector over a whole row, in an order that depends on the row's length alone.
 //
 // A row is divided into groups of 32 consecutive vectors. Within a group the 32 numbers are added by a butterfly
-// (distances 16, 8, 4, 2, 1; vectors beyond the row count as 0). The group sums are then added by 32 lanes: lane l folds
-// the sums of groups l, l + 32, ... in that order, starting with 0, and a second butterfly adds the lanes. Each butterfly
-// step adds the same two numbers on both sides and addition commutes, so all lanes end with the same bits. Whatever
-// block or cluster computes it, a group is always the 32 lanes of one warp: the result does not depend on the geometry,
-// and a token has the same norm alone, in a batch, in one-shot and in two-shot.
+// (distances 16, 8, 4, 2, 1; vectors beyond the row count as 0). The group sums are then added by 32 lanes: lane l
+// folds the sums of groups l, l + 32, ... in that order, starting with 0, and a second butterfly adds the lanes. Each
+// butterfly step adds the same two numbers on both sides and addition commutes, so all lanes end with the same bits.
+// Whatever block or cluster computes it, a group is always the 32 lanes of one warp: the result does not depend on the
+// geometry, and a token has the same norm alone, in a batch, in one-shot and in two-shot.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -52,7 +52,7 @@ struct RowSumShared {
 /// One barrier of the team. `row` counts the rows of this team, from 0.
 template <class Map, u32 kCluster>
 COMMFUSE_DEVICE float row_sum(const float (&part)[Map::kPerThread], u32 row, RowSumShared<Map>& shared) {
-  float (&group_sum)[Map::kGroups] = shared.group_sum[row & 1];
+  float(&group_sum)[Map::kGroups] = shared.group_sum[row & 1];
   const u32 lane = ptx::thread_index() % kWarp;
   COMMFUSE_UNROLL
   for (u32 k = 0; k < Map::kPerThread; ++k) {

@@ -1,6 +1,6 @@
 // Fixed-width names and the 16-byte vector that every global access of a kernel moves. No CUDA or standard header is
-// included here or anywhere in templates/: NVRTC alone compiles these files, and so does the host compiler (the parameter
-// block is shared with the host; the simulator compiles everything).
+// included here or anywhere in templates/: NVRTC alone compiles these files, and so does the host compiler (the
+// parameter block is shared with the host; the simulator compiles everything).
 #pragma once
 
 namespace commfuse::device {
@@ -21,8 +21,8 @@ struct alignas(16) Vec16 {
 
 constexpr u32 kVectorBytes = 16;
 
-/// Element types and patterns, with the numbers of commfuse::DataType and commfuse::Pattern (include/commfuse/spec.hpp),
-/// which document them.
+/// Element types and patterns, with the numbers of commfuse::DataType and commfuse::Pattern
+/// (include/commfuse/spec.hpp), which document them.
 enum class Type : int { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
 enum class Pattern : int { kAllReduce = 0, kResidualRmsNorm = 1 };
 
