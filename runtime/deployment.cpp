@@ -20,8 +20,9 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVectorBytes = 16;
-/// Of one architecture. Far beyond any model, and low enough that a slip cannot keep a machine busy for days.
-constexpr std::int64_t kMaxKernels = 4096;
+/// Of one architecture, each with a few geometries. Far beyond any model, and low enough that a slip cannot keep a
+/// machine busy for days.
+constexpr std::int64_t kMaxShapes = 4096;
 
 template <typename Enum>
 Enum enum_from(const json& name) {
@@ -72,7 +73,7 @@ Deployment::Operation operation_from(const json& object) {
 
 /// What the schema cannot say: rows are whole vectors of every type they are used with, and the product is bounded.
 void check_meaning(const Deployment& deployment, std::string_view origin) {
-  std::int64_t kernels = 0;
+  std::int64_t shapes = 0;
   for (std::size_t i = 0; i < deployment.operations.size(); ++i) {
     const Deployment::Operation& operation = deployment.operations[i];
     const std::vector<DataType> dtypes = or_else(operation.dtypes, {deployment.dtype});
@@ -88,12 +89,12 @@ void check_meaning(const Deployment& deployment, std::string_view origin) {
                fmt::format("multiples of {} for {} (rows of whole 16-byte vectors)", multiple, to_string(dtype)));
       }
     }
-    kernels += static_cast<std::int64_t>(operation.patterns.size() * operation.algorithms.size() * dtypes.size() *
-                                         hidden_sizes.size() * operation.fp32_accumulate.size());
+    shapes += static_cast<std::int64_t>(operation.patterns.size() * operation.algorithms.size() * dtypes.size() *
+                                        hidden_sizes.size() * operation.fp32_accumulate.size());
   }
-  if (kernels > kMaxKernels) {
-    refuse(origin, "/operations", fmt::format("lists whose product is {} kernels", kernels),
-           fmt::format("at most {} for one architecture", kMaxKernels));
+  if (shapes > kMaxShapes) {
+    refuse(origin, "/operations", fmt::format("lists whose product is {} shapes of kernels", shapes),
+           fmt::format("at most {} for one architecture", kMaxShapes));
   }
 }
 
@@ -141,13 +142,14 @@ std::vector<KernelSpec> Deployment::kernels(const std::vector<std::string>& arch
             spec.dtype = each_dtype;
             for (const int each_hidden_size : or_else(operation.hidden_sizes, {hidden_size})) {
               spec.hidden_size = each_hidden_size;
-              const Geometry geometry = default_geometry(pattern, each_dtype, each_hidden_size);
-              spec.threads = geometry.threads;
-              spec.cluster = geometry.cluster;
-              for (const bool fp32_accumulate : or_else(operation.fp32_accumulate, {true})) {
-                spec.fp32_accumulate = fp32_accumulate || each_dtype == DataType::kFp32;
-                spec.validate();
-                if (seen.insert(spec.name() + '@' + target).second) specs.push_back(spec);
+              for (const Geometry& geometry : geometries(spec)) {
+                spec.threads = geometry.threads;
+                spec.cluster = geometry.cluster;
+                for (const bool fp32_accumulate : or_else(operation.fp32_accumulate, {true})) {
+                  spec.fp32_accumulate = fp32_accumulate || each_dtype == DataType::kFp32;
+                  spec.validate();
+                  if (seen.insert(spec.name() + '@' + target).second) specs.push_back(spec);
+                }
               }
             }
           }

@@ -111,7 +111,7 @@ const std::vector<Case>& cases() {
        {"/operations", "1 to 64", "65 items"}},
       {"ProductExplodes",
        with(kOperation, repeated(kWideOperation + ",", 10) + kOperation),
-       {"/operations", "7681 kernels", "4096"}},
+       {"/operations", "7681 shapes", "4096"}},
       // Another shape than the schema's.
       {"RootIsList", "[]", {"the document", "a list of 0 items", "an object"}},
       {"RootIsText", "\"name\"", {"the document", "\"name\""}},
