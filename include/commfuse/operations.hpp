@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "commfuse/engine.hpp"
 #include "commfuse/error.hpp"
@@ -15,6 +16,10 @@ struct CUstream_st;
 namespace commfuse {
 
 using Stream = CUstream_st*;
+
+namespace runtime {
+class WorkspaceState;
+}
 
 /// Which all-reduce: everything that a call cannot change.
 struct AllReduceKind {
@@ -65,11 +70,14 @@ class AllReduce {
 
   /// What launch would do.
   [[nodiscard]] Plan plan(std::int64_t tokens, const LaunchOptions& options = {}) const noexcept;
-  [[nodiscard]] const KernelSpec& spec() const noexcept;
+  /// The kernels that a plan chooses from (Plan::kernel is an index into them).
+  [[nodiscard]] const std::vector<KernelSpec>& kernels() const noexcept { return specs_; }
 
  private:
-  const KernelImage* kernel_;
-  Workspace* workspace_;
+  AllReduceKind kind_;
+  std::vector<KernelSpec> specs_;
+  std::vector<const KernelImage*> images_;
+  runtime::WorkspaceState* workspace_;
 };
 
 }  // namespace commfuse

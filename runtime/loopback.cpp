@@ -1,0 +1,87 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "commfuse/workspace.hpp"
+#include "runtime/device_memory.hpp"
+#include "runtime/driver.hpp"
+#include "runtime/workspace_state.hpp"
+
+namespace commfuse {
+namespace {
+
+/// Start of a rotation buffer: a whole number of L2 lines.
+constexpr std::uint64_t kBufferAlignment = 256;
+
+class LoopbackWorkspace final : public runtime::WorkspaceState {
+ public:
+  LoopbackWorkspace(int rank, int world_size, const WorkspaceOptions& options, const DeviceCaps& caps)
+      : control_memory_(sizeof(device::Control)), mailbox_memory_(sizeof(device::HostMailbox)) {
+    rank_ = rank;
+    world_size_ = world_size;
+    rotation_bytes_ = (std::max<std::uint64_t>(options.rotation_bytes, 1) + kBufferAlignment - 1) / kBufferAlignment *
+                      kBufferAlignment;
+    timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
+    caps_ = caps;
+    buffers_ = runtime::DeviceBuffer(rotation_bytes_ * 3);
+    control_ = control_memory_.as<device::Control>();
+    mailbox_ = static_cast<device::HostMailbox*>(mailbox_memory_.host());
+    device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());
+    reset();
+  }
+
+  void reset() {
+    buffers_.fill(0xffffffffU);
+    control_memory_.fill(0);
+    std::memset(mailbox_, 0, sizeof(*mailbox_));
+  }
+  void meet(const LoopbackWorkspace& peer) { peer_buffer_[peer.rank_] = peer.buffers_.pointer(); }
+
+ private:
+  runtime::DeviceBuffer buffers_;
+  runtime::DeviceBuffer control_memory_;
+  runtime::PinnedBuffer mailbox_memory_;
+};
+
+}  // namespace
+
+struct LoopbackGroup::State {
+  std::vector<std::unique_ptr<LoopbackWorkspace>> ranks;
+};
+
+LoopbackGroup::LoopbackGroup(int world_size, const WorkspaceOptions& options) : state_(std::make_unique<State>()) {
+  if (world_size < 1 || world_size > kMaxWorldSize) {
+    throw Error(Code::kInvalidArgument, "cannot make a loopback group", fmt::format("world_size is {}", world_size),
+                fmt::format("it must be 1 to {}", kMaxWorldSize));
+  }
+  if (options.timeout.count() <= 0) {
+    throw Error(Code::kInvalidArgument, "cannot make a loopback group", "the timeout is not positive",
+                "every wait on the GPU is bounded; give the longest time that a peer may be late");
+  }
+  CUdevice device = 0;
+  COMMFUSE_DRIVER(cuCtxGetDevice(&device));
+  DeviceCaps caps;
+  COMMFUSE_DRIVER(cuDeviceGetAttribute(&caps.sm_count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
+  caps.ranks_on_device = world_size;
+  for (int rank = 0; rank < world_size; ++rank) {
+    state_->ranks.push_back(std::make_unique<LoopbackWorkspace>(rank, world_size, options, caps));
+  }
+  for (auto& rank : state_->ranks) {
+    for (const auto& peer : state_->ranks) rank->meet(*peer);
+  }
+}
+
+LoopbackGroup::~LoopbackGroup() = default;
+LoopbackGroup::LoopbackGroup(LoopbackGroup&&) noexcept = default;
+LoopbackGroup& LoopbackGroup::operator=(LoopbackGroup&&) noexcept = default;
+
+int LoopbackGroup::world_size() const noexcept { return static_cast<int>(state_->ranks.size()); }
+Workspace& LoopbackGroup::workspace(int rank) { return *state_->ranks.at(static_cast<std::size_t>(rank)); }
+
+void LoopbackGroup::reset() {
+  COMMFUSE_DRIVER(cuCtxSynchronize());
+  for (auto& rank : state_->ranks) rank->reset();
+}
+
+}  // namespace commfuse

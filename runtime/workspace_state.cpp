@@ -1,0 +1,104 @@
+#include "runtime/workspace_state.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace commfuse {
+
+std::string Failure::text() const {
+  if (code == Code::kOk) return fmt::format("rank {}: no failure", rank);
+  switch (code) {
+    case Code::kTimeout:
+      return fmt::format(
+          "rank {}: timed out in call {} ({}) waiting for rank {}'s data of token {}; that rank died, is late, or made "
+          "another call",
+          rank, epoch, operation, awaited_rank, token);
+    case Code::kAborted:
+      return fmt::format("rank {}: aborted in call {} ({}) while waiting for rank {}'s data of token {}", rank, epoch,
+                         operation, awaited_rank, token);
+    case Code::kStale:
+      return fmt::format("rank {}: call {} ({}) was prepared for an earlier generation of the workspace", rank, epoch,
+                         operation);
+    default:
+      return fmt::format("rank {}: {} in call {} ({}), rank {}", rank, to_string(code), epoch, operation, awaited_rank);
+  }
+}
+
+std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t tokens) noexcept {
+  const std::uint64_t row =
+      static_cast<std::uint64_t>(spec.hidden_size) * static_cast<std::uint64_t>(size_of(spec.dtype));
+  return static_cast<std::uint64_t>(spec.world_size - 1) *
+         static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0)) * row;
+}
+
+std::uint64_t required_rotation_bytes(const Deployment& deployment) {
+  // The architecture does not change sizes; any will do where the file names none.
+  std::uint64_t bytes = 0;
+  for (const KernelSpec& spec :
+       deployment.kernels(deployment.arch.empty() ? std::vector<std::string>{"sm_90a"} : deployment.arch)) {
+    bytes = std::max(bytes, required_rotation_bytes(spec, deployment.max_tokens));
+  }
+  return bytes;
+}
+
+namespace runtime {
+namespace {
+
+/// A word that the device writes while the host reads.
+std::uint32_t read(const device::u32& word) noexcept {
+  return std::atomic_ref<device::u32>(const_cast<device::u32&>(word)).load(std::memory_order_acquire);
+}
+
+Code code_of(std::uint32_t status) noexcept {
+  switch (static_cast<device::DeviceStatus>(status)) {
+    case device::DeviceStatus::kOk:
+      return Code::kOk;
+    case device::DeviceStatus::kTimeout:
+      return Code::kTimeout;
+    case device::DeviceStatus::kAborted:
+      return Code::kAborted;
+    case device::DeviceStatus::kStale:
+      return Code::kStale;
+    case device::DeviceStatus::kMismatch:
+      return Code::kMismatch;
+  }
+  return Code::kInternal;
+}
+
+}  // namespace
+
+Code WorkspaceState::failure_code() const noexcept {
+  const Code code = code_of(read(mailbox_->status));
+  return code == Code::kOk && read(mailbox_->abort) != 0 ? Code::kAborted : code;
+}
+
+Failure WorkspaceState::failure() const noexcept {
+  Failure failure;
+  failure.rank = rank_;
+  failure.code = failure_code();
+  // Aborted before any kernel noticed: there is no call to describe.
+  if (read(mailbox_->status) == 0) return failure;
+  failure.awaited_rank = static_cast<int>(read(mailbox_->awaited_rank));
+  failure.epoch = read(mailbox_->epoch_low) | std::uint64_t{read(mailbox_->epoch_high)} << 32;
+  failure.token = read(mailbox_->token);
+  failure.operation = to_string(static_cast<Pattern>(read(mailbox_->operation)));
+  return failure;
+}
+
+void WorkspaceState::abort() noexcept {
+  std::atomic_ref<device::u32>(mailbox_->abort).store(1, std::memory_order_release);
+}
+
+void WorkspaceState::fill(device::AllReduceParams& params) const noexcept {
+  std::copy(std::begin(peer_buffer_), std::end(peer_buffer_), params.peer_buffer);
+  params.rotation_bytes = rotation_bytes_;
+  params.control = control_;
+  params.mailbox = device_mailbox_;
+  params.timeout_ns = timeout_ns_;
+  params.rank = static_cast<device::u32>(rank_);
+  params.generation = generation_;
+}
+
+}  // namespace runtime
+}  // namespace commfuse
