@@ -60,6 +60,7 @@ COMMFUSE_DEVICE void add_release_gpu(u32* address, u32 v) {
   sim::fence(sim::Scope::kDevice);
   sim::fetch_add(address, v);
 }
+COMMFUSE_DEVICE u32 fetch_add_relaxed_gpu(u32* address, u32 v) { return sim::fetch_add(address, v); }
 COMMFUSE_DEVICE u32 fetch_add_acq_rel_gpu(u32* address, u32 v) {
   sim::fence(sim::Scope::kDevice);
   return sim::fetch_add(address, v);
