@@ -78,7 +78,7 @@ class RowQuantizer {
   static constexpr u32 kColumns = Config::kHiddenSize;
 
   /// Columns that share a scale; 0: the row or the whole tensor does.
-  static constexpr u32 block_columns() {
+  static COMMFUSE_SHARED u32 block_columns() {
     if constexpr (kQuantizer == Quantizer::kFp8Block) return kFp8BlockColumns;
     if constexpr (kQuantizer == Quantizer::kFp8Group) return Config::kGroupColumns;
     if constexpr (kQuantizer == Quantizer::kFp4) return kFp4BlockColumns;
