@@ -32,8 +32,8 @@ float canonical_exp(float x) {
   const float n = std::nearbyint(x * 0x1.715476p+0f);
   float r = std::fma(n, -0x1.62e400p-1f, x);  // the high part of ln 2 has zeros at its end: this product is exact
   r = std::fma(n, -0x1.7f7d1cp-20f, r);
-  float p = 1.0f / 720.0f;
-  for (const float coefficient : {1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f}) {
+  float p = 1.0f / 5040.0f;
+  for (const float coefficient : {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f}) {
     p = std::fma(p, r, coefficient);
   }
   // Two factors, as one may be below the smallest normal number; only the last product rounds.

@@ -26,7 +26,7 @@ struct AttentionResidual {
 [[nodiscard]] Bytes attn_res_combine(const Bytes& y, DataType type, std::int64_t rows, int columns,
                                      const AttentionResidual& state);
 
-/// exp(x) for x <= 0, by a fixed sequence of roundings (error below 2 units in the last place); NaN stays NaN.
+/// exp(x) for x <= 0, by a fixed sequence of roundings (error below one unit in the last place); NaN stays NaN.
 [[nodiscard]] float canonical_exp(float x);
 
 }  // namespace commfuse::reference
