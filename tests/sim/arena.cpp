@@ -142,16 +142,24 @@ void Arena::require_initialised(const void* memory, u64 bytes) const {
 }
 
 std::string Arena::describe(Key key) const {
-  const Allocation* a = key == 0 ? nullptr : at_or_before(key);
-  if (a == nullptr)
-    return key == 0 ? std::string("an address outside simulated memory") : fmt::format("offset {:#x}", key);
-  const std::string owner = a->region == host_region() ? "the host" : fmt::format("rank {}", a->region);
-  const u64 offset = key - a->start;
-  if (offset < a->bytes) {
-    return fmt::format("byte {} of {} of {}'{}' of {}", offset, a->bytes, a->live ? "" : "deallocated ", a->name,
-                       owner);
+  if (key == 0) return "an address outside simulated memory";
+  const auto owner = [&](const Allocation& a) {
+    return a.region == host_region() ? std::string("the host") : fmt::format("rank {}", a.region);
+  };
+  const auto after = std::upper_bound(allocations_.begin(), allocations_.end(), key,
+                                      [](Key k, const Allocation& a) { return k < a.start; });
+  if (after != allocations_.end() && after->start - key <= kRedZone / 2) {
+    return fmt::format("{} bytes before '{}' ({} bytes) of {}", after->start - key, after->name, after->bytes,
+                       owner(*after));
   }
-  return fmt::format("{} bytes behind the end of '{}' ({} bytes) of {}", offset - a->bytes, a->name, a->bytes, owner);
+  if (after == allocations_.begin()) return "an address before every allocation";
+  const Allocation& a = *std::prev(after);
+  const u64 offset = key - a.start;
+  if (offset < a.bytes) {
+    return fmt::format("byte {} of {} of {}'{}' of {}", offset, a.bytes, a.live ? "" : "deallocated ", a.name,
+                       owner(a));
+  }
+  return fmt::format("{} bytes behind the end of '{}' ({} bytes) of {}", offset - a.bytes, a.name, a.bytes, owner(a));
 }
 
 void Arena::refuse(const void* address, Key key, u32 bytes, const char* access) const {

@@ -56,7 +56,7 @@ Engine::Engine(u32 ranks, const Options& options)
       resident_(options.shared_device ? 1 : ranks),
       stacks_(stack_pool()) {
   constexpr u32 kDeliveryPeriods[] = {1, 4, 32, 256, 0};
-  constexpr u32 kDeliveryDivisors[] = {2, 16, 64, 1u << 30};
+  constexpr u32 kDeliveryDivisors[] = {2, 16, 64};
   constexpr u32 kPreemptionPeriods[] = {0, 3, 20, 200};
   subject_ = options.subject_rank.value_or(random_.below(ranks));
   delivery_period_ = kDeliveryPeriods[random_.below(std::size(kDeliveryPeriods))];
@@ -106,14 +106,17 @@ Launch* Engine::startable(Rank& rank) {
 
 void Engine::admit() {
   admission_due_ = false;
-  u32 rank = options_.policy == Policy::kRoundRobin ? 0 : random_.below(ranks());
-  for (u32 refused = 0; refused < ranks(); rank = (rank + 1) % ranks()) {
+  const bool in_turn = options_.policy == Policy::kRoundRobin;
+  u32 rank = 0;
+  for (u32 refused = 0; refused < ranks();) {
+    if (!in_turn && refused == 0) rank = random_.below(ranks());
     if (Launch* launch = startable(ranks_[rank])) {
       admit_cluster(*launch);
       refused = 0;
     } else {
       ++refused;
     }
+    rank = (rank + 1) % ranks();
   }
 }
 
@@ -224,6 +227,7 @@ void Engine::run() {
       if (error_ != nullptr) std::rethrow_exception(error_);
       if (thread->state == ThreadState::kExited) finish(*thread);
       if (pending_.words != 0 && delivery_period_ != 0 && random_.one_in(delivery_period_)) deliver_some();
+      if (!draining_.empty()) complete_drained();
       if (steps_ > options_.max_steps) {
         throw Failure(FailureKind::kStepLimit,
                       fmt::format("more than {} steps [{}]", options_.max_steps, sim::describe(options_)));
@@ -241,6 +245,7 @@ void Engine::run() {
 void Engine::idle() {
   if (pending_.eager_words != 0 || (weak_drift_ && pending_.words != 0)) {
     deliver_some();
+    complete_drained();
     return;
   }
   if (idle_since_ != changes_) {
@@ -270,22 +275,27 @@ void Engine::run_host_actions() {
 
 void Engine::make_fiber(Thread& thread) {
   thread.block->started = true;
-  thread.fiber = boost::context::fiber(std::allocator_arg, StackPool::Allocator{&stacks_, &thread.stack_top},
-                                       [this, &thread](boost::context::fiber&& scheduler) {
-                                         enter_stack(nullptr, &scheduler_stack_, &scheduler_stack_bytes_);
-                                         scheduler_ = std::move(scheduler);
-                                         try {
-                                           thread.block->cluster->launch->kernel();
-                                         } catch (const boost::context::detail::forced_unwind&) {
-                                           leave_stack(nullptr, scheduler_stack_, scheduler_stack_bytes_);
-                                           throw;
-                                         } catch (...) {
-                                           error_ = std::current_exception();
-                                         }
-                                         thread.state = ThreadState::kExited;
-                                         leave_stack(nullptr, scheduler_stack_, scheduler_stack_bytes_);
-                                         return std::move(scheduler_);
-                                       });
+  thread.fiber = boost::context::fiber(
+      std::allocator_arg, StackPool::Allocator{&stacks_, &thread.stack_top},
+      [this, &thread](boost::context::fiber&& scheduler) { return thread_main(thread, std::move(scheduler)); });
+}
+
+boost::context::fiber Engine::thread_main(Thread& thread, boost::context::fiber&& scheduler) {
+  enter_stack(nullptr, &scheduler_stack_, &scheduler_stack_bytes_);
+  scheduler_ = std::move(scheduler);
+  try {
+    thread.block->cluster->launch->kernel();
+  } catch (const boost::context::detail::forced_unwind&) {
+    leave_stack(nullptr, scheduler_stack_, scheduler_stack_bytes_);
+    throw;  // the fiber was destroyed; boost ends it
+  } catch (const Failure& failure) {
+    error_ = std::make_exception_ptr(Failure(failure.kind(), locate(thread, failure.what())));
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  thread.state = ThreadState::kExited;
+  leave_stack(nullptr, scheduler_stack_, scheduler_stack_bytes_);
+  return std::move(scheduler_);
 }
 
 void Engine::resume(Thread& thread) {
@@ -368,14 +378,30 @@ void Engine::finish_block(Block& block) {
   if (cluster.live != 0) return;
   move(cluster.ordered, launch.exited);
   std::erase_if(launch.clusters, [&](const auto& c) { return c.get() == &cluster; });
-  if (launch.exited_blocks == launch.shape.blocks) complete(launch);
+  if (launch.exited_blocks != launch.shape.blocks) return;
+  // The launch is complete when its last store has reached memory, which takes its time too.
+  launch.exited.make_eager();
+  ranks_[launch.rank].ordered.make_eager();
+  draining_.push_back(&launch);
+}
+
+void Engine::complete_drained() {
+  for (std::size_t i = 0; i < draining_.size();) {
+    Launch& launch = *draining_[i];
+    if (launch.exited.empty() && !ranks_[launch.rank].ordered.has_eager()) {
+      draining_.erase(draining_.begin() + static_cast<std::ptrdiff_t>(i));
+      complete(launch);
+    } else {
+      ++i;
+    }
+  }
 }
 
 void Engine::complete(Launch& launch) {
   Rank& rank = ranks_[launch.rank];
-  deliver_all(launch.exited);
-  deliver_all(rank.ordered);
   launch.complete = true;
+  admission_due_ = true;
+  ++changes_;
   for (const auto& later : rank.launches) {
     if (later->previous == &launch) later->previous = nullptr;
   }
@@ -399,6 +425,7 @@ void Engine::abandon() {
         }
       }
     }
+    draining_.clear();
     rank.launches.clear();
     rank.ordered.clear();
   }

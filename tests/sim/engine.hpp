@@ -60,8 +60,10 @@ class Engine {
   void idle();
   void resume(Thread& thread);
   void make_fiber(Thread& thread);
+  boost::context::fiber thread_main(Thread& thread, boost::context::fiber&& scheduler);
   void finish(Thread& thread);
   void finish_block(Block& block);
+  void complete_drained();
   void complete(Launch& launch);
   void run_host_actions();
   void abandon();
@@ -111,6 +113,7 @@ class Engine {
   std::exception_ptr error_;
   bool admission_due_ = true;
   u32 next_rank_ = 0;
+  std::vector<Launch*> draining_;  // all blocks have exited, not all stores have reached memory
   u32 until_preemption_ = 0;
   u64 steps_ = 0;
   u64 switches_ = 0;

@@ -20,13 +20,14 @@ enum class Policy {
 struct Options {
   std::uint64_t seed = 1;
   Policy policy = Policy::kRandom;
-  std::optional<std::uint32_t> subject_rank;  ///< of kStarveOne and kFavourOne; otherwise drawn from the seed
-  bool weak_memory = true;                    ///< false: every store is seen by everybody at once (faster)
-  bool preemption = true;                     ///< switch threads at memory operations too, not only where they wait
-  std::uint32_t resident_blocks = 0;          ///< that a device can hold at once; 0 = no limit
-  bool shared_device = false;                 ///< all ranks share one device (loopback) instead of one each
-  std::uint64_t ns_per_step = 1;              ///< clock rate: a step is a turn of a thread or a memory operation
-  std::uint64_t max_steps = 1'000'000'000;    ///< a run() that takes more is a failure
+  std::optional<std::uint32_t> subject_rank =
+      std::nullopt;                         ///< of kStarveOne and kFavourOne; otherwise drawn from the seed
+  bool weak_memory = true;                  ///< false: every store is seen by everybody at once (faster)
+  bool preemption = true;                   ///< switch threads at memory operations too, not only where they wait
+  std::uint32_t resident_blocks = 0;        ///< that a device can hold at once; 0 = no limit
+  bool shared_device = false;               ///< all ranks share one device (loopback) instead of one each
+  std::uint64_t ns_per_step = 1;            ///< clock rate: a step is a turn of a thread or a memory operation
+  std::uint64_t max_steps = 1'000'000'000;  ///< a run() that takes more is a failure
   std::uint32_t idle_rounds = 4096;  ///< polls of every spinning thread, without any change, that make a deadlock
   std::uint64_t bytes_per_rank = 1ull << 30;  ///< address space for the allocations of one rank (and of the host)
 };

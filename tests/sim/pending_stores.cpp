@@ -70,6 +70,12 @@ void PendingStores::erase(u64 key) {
   }
 }
 
+void PendingStores::make_eager() {
+  for (Word& word : slots_) word.eager = word.key != 0;
+  totals_->eager_words += count_ - eager_;
+  eager_ = count_;
+}
+
 const PendingStores::Word& PendingStores::pick(u64 chance) const {
   const std::size_t last = slots_.size() - 1;
   std::size_t slot = chance & last;

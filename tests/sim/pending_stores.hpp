@@ -45,6 +45,7 @@ class PendingStores {
   /// The newer store wins, byte by byte.
   void put(const Word& word);
   void erase(u64 key);
+  void make_eager();
   /// The first word at or behind a slot chosen by `chance`. The set is not empty.
   [[nodiscard]] const Word& pick(u64 chance) const;
   [[nodiscard]] const Word& pick_eager(u64 chance) const;

@@ -13,6 +13,7 @@
 #include "sim/intrinsics.hpp"
 
 #define COMMFUSE_DEVICE inline
+#define COMMFUSE_NO_UNROLL
 #define COMMFUSE_UNROLL
 
 namespace commfuse::device::ptx {
