@@ -1,6 +1,7 @@
 // How the ranks of a group find each other and tell each other what they need to share memory. Knows nothing of CUDA.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -73,7 +74,8 @@ class ExchangeError : public Error {
 /// all_gather, barrier, split and agree are collective: every rank makes the same calls in the same order. A rank that
 /// is missing, dies, stops or calls something else ends the call on every surviving rank, within the shortest timeout
 /// given, with an ExchangeError that names it (kTimeout, kIo, kMismatch); afterwards the exchange is finished and each
-/// further call throws that error again. One call at a time (kBusy otherwise); timeouts must be positive.
+/// further call throws that error again (not after the kMismatch of split and agree, which leave all ranks in step).
+/// One call at a time (kBusy otherwise); timeouts must be positive.
 class Exchange {
  public:
   Exchange(const Exchange&) = delete;
@@ -107,29 +109,33 @@ class Exchange {
  protected:
   using Deadline = std::chrono::steady_clock::time_point;
   enum class Operation : std::uint8_t { kAllGather = 1, kBarrier = 2, kSplit = 3 };
+  /// What the first member tells the others so that they can join it, and what it keeps open until they have come.
+  struct Invitation {
+    Blob blob;
+    std::shared_ptr<void> kept;
+  };
 
   Exchange(std::string group, int rank, int size, std::vector<HostIdentity> hosts);
   void set_hosts(std::vector<HostIdentity> hosts) { hosts_ = std::move(hosts); }
 
  private:
-  struct Call;
+  class Call;
   virtual std::vector<Blob> gather(Operation operation, std::span<const std::byte> blob, Deadline deadline) = 0;
   virtual Descriptor pass_descriptor(int from, int to, int descriptor, Deadline deadline) = 0;
   virtual void announce_failure(const ExchangeError& failure, Deadline deadline) noexcept = 0;
-  /// What the first member tells the others so that they can join it. Called only on the first member.
-  virtual Blob prepare_split(std::span<const int> members) = 0;
-  virtual std::unique_ptr<Exchange> join_split(std::span<const int> members, const Blob& invitation,
+  virtual Invitation prepare_split(std::span<const int> members, Deadline deadline) = 0;
+  virtual std::unique_ptr<Exchange> join_split(std::span<const int> members, Invitation invitation,
                                                Deadline deadline) = 0;
 
-  std::vector<Blob> guarded_gather(Operation operation, std::span<const std::byte> blob, Deadline deadline);
+  [[noreturn]] void fail(ExchangeError failure, Deadline deadline);
+  std::vector<Blob> checked_gather(Operation operation, std::span<const std::byte> blob, Deadline deadline);
 
   std::string group_;
   int rank_;
   int size_;
   std::vector<HostIdentity> hosts_;
   std::unique_ptr<ExchangeError> failure_;
-  struct Busy;
-  std::unique_ptr<Busy> busy_;
+  std::atomic<bool> in_call_ = false;
 };
 
 /// Compares a small value across the group: deployment hash, kernel keys with the digests of their cubins, device caps.
