@@ -92,6 +92,9 @@ Directories find_directories(const Environment& environment, const fs::path& cho
   if (const auto list = environment.variable("COMMFUSE_CACHE_TRUST")) {
     result.trusted = split_paths(*list, "COMMFUSE_CACHE_TRUST", result.warnings);
   }
+  if (const auto runtime = environment.variable("XDG_RUNTIME_DIR"); runtime && runtime->starts_with('/')) {
+    result.runtime = *runtime;
+  }
   return result;
 }
 

@@ -23,6 +23,7 @@ struct Directories {
   std::string chosen_by;                        ///< what decided: "COMMFUSE_CACHE_DIR", "HOME", "the caller" ...
   std::vector<std::filesystem::path> readonly;  ///< layers below it, first one first; directories or packs
   std::vector<std::filesystem::path> trusted;   ///< allowed by name in spite of owner or mode (COMMFUSE_CACHE_TRUST)
+  std::filesystem::path runtime;                ///< XDG_RUNTIME_DIR, a place for locks; empty if not set or relative
   std::vector<std::string> warnings;            ///< one line each, naming the variable to set
 };
 

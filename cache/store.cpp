@@ -9,6 +9,7 @@
 #include "cache/cubin.hpp"
 #include "cache/entry.hpp"
 #include "cache/layer.hpp"
+#include "cache/locks.hpp"
 #include "cache/lookup.hpp"
 #include "cache/sha256.hpp"
 #include "cache/signature.hpp"
@@ -46,7 +47,10 @@ std::string_view to_string(Miss miss) noexcept {
 }
 
 struct Store::State {
+  explicit State(StoreOptions chosen) : options(std::move(chosen)), locks(options.directories) {}
+
   StoreOptions options;
+  Locks locks;
   std::vector<std::unique_ptr<Layer>> layers;
   DirectoryLayer* writable = nullptr;  // layers.front(), or null
   std::vector<std::filesystem::path> paths;
@@ -71,9 +75,8 @@ struct Store::State {
   }
 };
 
-Store::Store(StoreOptions options) : state_(std::make_unique<State>()) {
+Store::Store(StoreOptions options) : state_(std::make_unique<State>(std::move(options))) {
   State& s = *state_;
-  s.options = std::move(options);
   const Directories& directories = s.options.directories;
   for (const std::string& warning : directories.warnings) s.warn(warning);
   const auto add = [&](const std::filesystem::path& path) {
@@ -91,21 +94,26 @@ Store::~Store() = default;
 
 Lookup Store::find(std::string_view key, std::string_view signature_json) const {
   State& s = *state_;
-  Lookup result;
-  if (s.layers.empty()) result.reason = Miss::kUncached;
-  if (is_sha256_hex(key)) {
-    for (const auto& layer : s.layers) {
-      Lookup here = read_entry(*layer, key, signature_json);
-      if (here) {
-        ++s.hits;
-        if (layer.get() == s.writable) s.writable->touch(metadata_name(key));
-        return here;
-      }
-      // The first layer in which something is wrong is the one to tell of.
-      if (result.reason == Miss::kAbsent) result = std::move(here);
-    }
+  Lookup result = peek(key, signature_json);
+  if (result) {
+    ++s.hits;
+    if (s.writable != nullptr && result.hit->origin == s.writable->path()) s.writable->touch(metadata_name(key));
+  } else {
+    ++s.misses[static_cast<std::size_t>(result.reason)];
   }
-  ++s.misses[static_cast<std::size_t>(result.reason)];
+  return result;
+}
+
+Lookup Store::peek(std::string_view key, std::string_view signature_json) const {
+  Lookup result;
+  if (state_->layers.empty()) result.reason = Miss::kUncached;
+  if (!is_sha256_hex(key)) return result;
+  for (const auto& layer : state_->layers) {
+    Lookup here = read_entry(*layer, key, signature_json);
+    if (here) return here;
+    // The first layer in which something is wrong is the one to tell of.
+    if (result.reason == Miss::kAbsent) result = std::move(here);
+  }
   return result;
 }
 
@@ -206,6 +214,8 @@ std::vector<EntryInfo> Store::list() const {
 const std::vector<std::filesystem::path>& Store::layers() const noexcept { return state_->paths; }
 
 const Directories& Store::directories() const noexcept { return state_->options.directories; }
+
+const Locks& Store::locks() const noexcept { return state_->locks; }
 
 Store::Counters Store::counters() const noexcept {
   const State& s = *state_;

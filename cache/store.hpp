@@ -17,6 +17,8 @@
 
 namespace commfuse::cache {
 
+class Locks;
+
 /// Why a kernel was not found. All but kAbsent and kUncached mean that something lies there which is not the kernel;
 /// the next publish replaces it.
 enum class Miss : int {
@@ -104,6 +106,9 @@ class Store {
   /// miss; nothing but std::bad_alloc is thrown.
   [[nodiscard]] Lookup find(std::string_view key, std::string_view signature_json) const;
 
+  /// As find, but neither counted nor a use of the entry: for those who look again, or only want to know.
+  [[nodiscard]] Lookup peek(std::string_view key, std::string_view signature_json) const;
+
   /// Stores an entry, all or nothing, surviving a crash at any step. `signature_json` is Signature::to_json() and `key`
   /// its hash. `facts_json` is a JSON object of at most 4 MiB with what is worth knowing and not keyed; entry.hpp names
   /// the members. Replaces a damaged entry, keeps an intact one. Trouble is an answer, never an exception, and warned
@@ -117,6 +122,7 @@ class Store {
   /// The layers that are in use, the writable one first if there is one.
   [[nodiscard]] const std::vector<std::filesystem::path>& layers() const noexcept;
   [[nodiscard]] const Directories& directories() const noexcept;
+  [[nodiscard]] const Locks& locks() const noexcept;
 
   /// What this object has been asked so far.
   struct Counters {
