@@ -61,6 +61,14 @@ Deployment::Operation operation_from(const json& object) {
     operation.fp32_accumulate = object.at("fp32_accumulate").get<std::vector<bool>>();
   }
   if (object.contains("hidden_sizes")) operation.hidden_sizes = object.at("hidden_sizes").get<std::vector<int>>();
+  operation.gamma_dtypes = enums_at<DataType>(object, "gamma_dtypes");
+  operation.quant_layouts = enums_at<QuantLayout>(object, "quant_layouts");
+  if (object.contains("weight_bias")) operation.weight_bias = object.at("weight_bias").get<std::vector<bool>>();
+  if (object.contains("residual_scattered")) {
+    operation.residual_scattered = object.at("residual_scattered").get<std::vector<bool>>();
+  }
+  if (object.contains("group_sizes")) operation.group_sizes = object.at("group_sizes").get<std::vector<int>>();
+  if (object.contains("latent_widths")) operation.latent_widths = object.at("latent_widths").get<std::vector<int>>();
   return operation;
 }
 
@@ -71,7 +79,47 @@ Deployment::Operation operation_from(const json& object) {
               "docs/deployment.md describes every key");
 }
 
-/// What the schema cannot say: rows are whole vectors of every type they are used with, and the product is bounded.
+/// Each of `specs` with each of `values` in one field. An empty list leaves the field alone.
+template <typename T, typename Field>
+std::vector<KernelSpec> product(const std::vector<KernelSpec>& specs, const std::vector<T>& values,
+                                Field KernelSpec::*field) {
+  if (values.empty()) return specs;
+  std::vector<KernelSpec> out;
+  for (const KernelSpec& spec : specs) {
+    for (const T& value : values) {
+      out.push_back(spec);
+      out.back().*field = value;
+    }
+  }
+  return out;
+}
+
+/// The shapes of one operation: kernels without a geometry, normalised, with repetitions.
+std::vector<KernelSpec> shapes_of(const Deployment& deployment, const Deployment::Operation& operation,
+                                  const std::string& arch) {
+  KernelSpec first;
+  first.op = operation.op;
+  first.world_size = deployment.world_size;
+  first.arch = arch;
+  first.group_size = 128;
+  std::vector<KernelSpec> specs = product({first}, operation.patterns, &KernelSpec::pattern);
+  specs = product(specs, or_else(operation.algorithms, every<Algorithm>()), &KernelSpec::algorithm);
+  specs = product(specs, or_else(operation.dtypes, {deployment.dtype}), &KernelSpec::dtype);
+  specs = product(specs, or_else(operation.hidden_sizes, {deployment.hidden_size}), &KernelSpec::hidden_size);
+  specs = product(specs, or_else(operation.fp32_accumulate, {true}), &KernelSpec::fp32_accumulate);
+  for (KernelSpec& spec : specs) spec.gamma_dtype = spec.dtype;
+  specs = product(specs, operation.gamma_dtypes, &KernelSpec::gamma_dtype);
+  specs = product(specs, operation.weight_bias, &KernelSpec::weight_bias);
+  specs = product(specs, operation.residual_scattered, &KernelSpec::residual_scattered);
+  specs = product(specs, operation.quant_layouts, &KernelSpec::quant_layout);
+  specs = product(specs, operation.group_sizes, &KernelSpec::group_size);
+  specs = product(specs, operation.latent_widths, &KernelSpec::latent_width);
+  for (KernelSpec& spec : specs) spec = spec.normalised();
+  return specs;
+}
+
+/// What the schema cannot say: rows are whole vectors of every type they are used with, patterns fit the sizes, and the
+/// product is bounded.
 void check_meaning(const Deployment& deployment, std::string_view origin) {
   std::int64_t shapes = 0;
   for (std::size_t i = 0; i < deployment.operations.size(); ++i) {
@@ -89,12 +137,27 @@ void check_meaning(const Deployment& deployment, std::string_view origin) {
                fmt::format("multiples of {} for {} (rows of whole 16-byte vectors)", multiple, to_string(dtype)));
       }
     }
-    shapes += static_cast<std::int64_t>(operation.patterns.size() * operation.algorithms.size() * dtypes.size() *
-                                        hidden_sizes.size() * operation.fp32_accumulate.size());
-  }
-  if (shapes > kMaxShapes) {
-    refuse(origin, "/operations", fmt::format("lists whose product is {} shapes of kernels", shapes),
-           fmt::format("at most {} for one architecture", kMaxShapes));
+    const auto at_least_one = [](std::size_t count) { return std::max<std::size_t>(count, 1); };
+    shapes += static_cast<std::int64_t>(
+        operation.patterns.size() * operation.algorithms.size() * dtypes.size() * hidden_sizes.size() *
+        operation.fp32_accumulate.size() * at_least_one(operation.gamma_dtypes.size()) *
+        at_least_one(operation.weight_bias.size()) * at_least_one(operation.residual_scattered.size()) *
+        at_least_one(operation.quant_layouts.size()) * at_least_one(operation.group_sizes.size()) *
+        at_least_one(operation.latent_widths.size()));
+    if (shapes > kMaxShapes) {
+      refuse(origin, "/operations", fmt::format("lists whose product is {} shapes of kernels", shapes),
+             fmt::format("at most {} for one architecture", kMaxShapes));
+    }
+    for (KernelSpec spec : shapes_of(deployment, operation, "sm_90a")) {
+      spec.threads = 32;
+      try {
+        spec.validate();
+      } catch (const Error& error) {
+        throw Error(Code::kInvalidInput, fmt::format("{} is not valid", origin),
+                    fmt::format("/operations/{}: {} ({})", i, error.message(), error.cause()),
+                    "docs/deployment.md describes every key");
+      }
+    }
   }
 }
 
@@ -130,29 +193,12 @@ std::vector<KernelSpec> Deployment::kernels(const std::vector<std::string>& arch
   std::unordered_set<std::string> seen;
   for (const std::string& target : targets) {
     for (const Operation& operation : operations) {
-      KernelSpec spec;
-      spec.op = operation.op;
-      spec.world_size = world_size;
-      spec.arch = target;
-      for (const Pattern pattern : operation.patterns) {
-        spec.pattern = pattern;
-        for (const Algorithm algorithm : or_else(operation.algorithms, every<Algorithm>())) {
-          spec.algorithm = algorithm;
-          for (const DataType each_dtype : or_else(operation.dtypes, {dtype})) {
-            spec.dtype = each_dtype;
-            for (const int each_hidden_size : or_else(operation.hidden_sizes, {hidden_size})) {
-              spec.hidden_size = each_hidden_size;
-              for (const Geometry& geometry : geometries(spec)) {
-                spec.threads = geometry.threads;
-                spec.cluster = geometry.cluster;
-                for (const bool fp32_accumulate : or_else(operation.fp32_accumulate, {true})) {
-                  spec.fp32_accumulate = fp32_accumulate || each_dtype == DataType::kFp32;
-                  spec.validate();
-                  if (seen.insert(spec.name() + '@' + target).second) specs.push_back(spec);
-                }
-              }
-            }
-          }
+      for (KernelSpec spec : shapes_of(*this, operation, target)) {
+        for (const Geometry& geometry : geometries(spec)) {
+          spec.threads = geometry.threads;
+          spec.cluster = geometry.cluster;
+          spec.validate();
+          if (seen.insert(spec.name() + '@' + target).second) specs.push_back(spec);
         }
       }
     }

@@ -5,6 +5,8 @@
 #include "commfuse/error.hpp"
 #include "commfuse/planner.hpp"
 #include "device/params.cuh"
+#include "device/scale_layout.cuh"
+#include "runtime/pattern.hpp"
 
 namespace commfuse::runtime {
 namespace {
@@ -17,8 +19,9 @@ constexpr bool same(Host host, Device device) {
 static_assert(same(DataType::kFp16, device::Type::kFp16));
 static_assert(same(DataType::kBf16, device::Type::kBf16));
 static_assert(same(DataType::kFp32, device::Type::kFp32));
-static_assert(same(Pattern::kAllReduce, device::Pattern::kAllReduce));
-static_assert(same(Pattern::kResidualRmsNorm, device::Pattern::kResidualRmsNorm));
+static_assert(same(QuantLayout::kSwizzled128x4, device::ScaleLayout::kSwizzled128x4));
+static_assert(same(QuantLayout::kSwizzled8x4, device::ScaleLayout::kSwizzled8x4));
+static_assert(same(QuantLayout::kLinear, device::ScaleLayout::kLinear));
 static_assert(kMaxWorldSize == device::kMaxWorldSize);
 
 std::string_view type_name(DataType dtype) {
@@ -33,14 +36,50 @@ std::string_view type_name(DataType dtype) {
   throw Error(Code::kInternal, "the generator does not know a data type", fmt::format("number {}", int(dtype)));
 }
 
-std::string_view pattern_name(Pattern pattern) {
-  switch (pattern) {
-    case Pattern::kAllReduce:
-      return "kAllReduce";
-    case Pattern::kResidualRmsNorm:
-      return "kResidualRmsNorm";
+std::string_view norm_name(device::Norm norm) {
+  switch (norm) {
+    case device::Norm::kNone:
+      return "kNone";
+    case device::Norm::kRms:
+      return "kRms";
+    case device::Norm::kPreAndPost:
+      return "kPreAndPost";
+    case device::Norm::kAttentionResidual:
+      return "kAttentionResidual";
+    case device::Norm::kLatent:
+      return "kLatent";
   }
-  throw Error(Code::kInternal, "the generator does not know a pattern", fmt::format("number {}", int(pattern)));
+  throw Error(Code::kInternal, "the generator does not know a norm", fmt::format("number {}", int(norm)));
+}
+
+std::string_view quantizer_name(device::Quantizer quantizer) {
+  switch (quantizer) {
+    case device::Quantizer::kNone:
+      return "kNone";
+    case device::Quantizer::kFp8Tensor:
+      return "kFp8Tensor";
+    case device::Quantizer::kFp8Block:
+      return "kFp8Block";
+    case device::Quantizer::kFp8Token:
+      return "kFp8Token";
+    case device::Quantizer::kFp8Group:
+      return "kFp8Group";
+    case device::Quantizer::kFp4:
+      return "kFp4";
+  }
+  throw Error(Code::kInternal, "the generator does not know a quantizer", fmt::format("number {}", int(quantizer)));
+}
+
+std::string_view layout_name(QuantLayout layout) {
+  switch (layout) {
+    case QuantLayout::kSwizzled128x4:
+      return "kSwizzled128x4";
+    case QuantLayout::kSwizzled8x4:
+      return "kSwizzled8x4";
+    case QuantLayout::kLinear:
+      return "kLinear";
+  }
+  throw Error(Code::kInternal, "the generator does not know a layout", fmt::format("number {}", int(layout)));
 }
 
 /// A kernel family: where its template is and what it is called there.
@@ -55,6 +94,8 @@ Family family_of(const KernelSpec& spec) {
   switch (spec.algorithm) {
     case Algorithm::kOneShot:
       return {"all_reduce.cuh", "all_reduce_one_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
+    case Algorithm::kTwoShot:
+      return {"all_reduce.cuh", "all_reduce_two_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
   }
   throw Error(Code::kInternal, "the generator does not know an algorithm",
               fmt::format("number {}", int(spec.algorithm)));
@@ -63,19 +104,36 @@ Family family_of(const KernelSpec& spec) {
 }  // namespace
 
 std::string render_config(const KernelSpec& spec, std::string_view struct_name) {
+  const PatternTraits traits = traits_of(spec.pattern);
   return fmt::format(R"(struct {name} {{
   static constexpr commfuse::device::u32 kWorldSize = {world_size};
   static constexpr commfuse::device::u32 kHiddenSize = {hidden_size};
   static constexpr commfuse::device::Type kType = commfuse::device::Type::{type};
-  static constexpr commfuse::device::Pattern kPattern = commfuse::device::Pattern::{pattern};
   static constexpr bool kFp32Accumulate = {fp32_accumulate};
+  static constexpr commfuse::device::Norm kNorm = commfuse::device::Norm::{norm};
+  static constexpr bool kResidual = {residual};
+  static constexpr bool kResidualScattered = {residual_scattered};
+  static constexpr bool kNormOut = {norm_out};
+  static constexpr bool kPartialOut = {partial_out};
+  static constexpr commfuse::device::Quantizer kQuantizer = commfuse::device::Quantizer::{quantizer};
+  static constexpr commfuse::device::ScaleLayout kScaleLayout = commfuse::device::ScaleLayout::{scale_layout};
+  static constexpr commfuse::device::u32 kGroupColumns = {group_columns};
+  static constexpr commfuse::device::Type kGammaType = commfuse::device::Type::{gamma_type};
+  static constexpr bool kWeightBias = {weight_bias};
+  static constexpr commfuse::device::u32 kLatentWidth = {latent_width};
   static constexpr commfuse::device::u32 kThreads = {threads};
   static constexpr commfuse::device::u32 kCluster = {cluster};
 }};
 )",
                      fmt::arg("name", struct_name), fmt::arg("world_size", spec.world_size),
                      fmt::arg("hidden_size", spec.hidden_size), fmt::arg("type", type_name(spec.dtype)),
-                     fmt::arg("pattern", pattern_name(spec.pattern)), fmt::arg("fp32_accumulate", spec.fp32_accumulate),
+                     fmt::arg("fp32_accumulate", spec.fp32_accumulate), fmt::arg("norm", norm_name(traits.norm)),
+                     fmt::arg("residual", traits.residual), fmt::arg("residual_scattered", spec.residual_scattered),
+                     fmt::arg("norm_out", traits.norm_out), fmt::arg("partial_out", traits.partial_out),
+                     fmt::arg("quantizer", quantizer_name(traits.quantizer)),
+                     fmt::arg("scale_layout", layout_name(spec.quant_layout)),
+                     fmt::arg("group_columns", spec.group_size), fmt::arg("gamma_type", type_name(spec.gamma_dtype)),
+                     fmt::arg("weight_bias", spec.weight_bias), fmt::arg("latent_width", spec.latent_width),
                      fmt::arg("threads", spec.threads), fmt::arg("cluster", spec.cluster));
 }
 

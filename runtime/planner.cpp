@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "runtime/pattern.hpp"
+
 namespace commfuse {
 namespace {
 
@@ -21,7 +23,10 @@ constexpr int round_up(int value, int unit) noexcept { return (value + unit - 1)
 
 int vectors_per_row(const KernelSpec& spec) noexcept { return spec.hidden_size * size_of(spec.dtype) / kVectorBytes; }
 
-bool needs_whole_row(Pattern pattern) noexcept { return pattern != Pattern::kAllReduce; }
+/// One-shot without a norm works on single vectors; everything else on whole rows.
+bool works_on_rows(const KernelSpec& spec) noexcept {
+  return runtime::needs_whole_row(spec.pattern) || spec.algorithm == Algorithm::kTwoShot;
+}
 
 /// Clusters exist from sm_90 on.
 bool has_clusters(std::string_view arch) noexcept {
@@ -40,11 +45,43 @@ std::int64_t resident_blocks(const KernelSpec& spec, const PlanRequest& request,
   return request.dependent_launch && caps.ranks_on_device > 1 ? per_rank / 2 : per_rank;
 }
 
+/// Blocks or clusters that would each have one piece of work.
+std::int64_t teams_wanted(const KernelSpec& spec, std::int64_t tokens) noexcept {
+  if (spec.algorithm == Algorithm::kTwoShot) return (tokens + spec.world_size - 1) / spec.world_size;
+  if (works_on_rows(spec)) return tokens;
+  return (tokens * vectors_per_row(spec) + spec.threads - 1) / spec.threads;
+}
+
+bool chooses_one_shot(const PlanRequest& request) noexcept {
+  const auto has = [&](Algorithm algorithm) {
+    return std::any_of(request.kernels.begin(), request.kernels.end(),
+                       [&](const KernelSpec& spec) { return spec.algorithm == algorithm; });
+  };
+  if (!has(Algorithm::kTwoShot)) return true;
+  if (!has(Algorithm::kOneShot)) return false;
+  if (request.algorithm) return *request.algorithm == Algorithm::kOneShot;
+  return prefers_one_shot(request.kernels.front(), request.tokens);
+}
+
 }  // namespace
+
+bool prefers_one_shot(const KernelSpec& shape, std::int64_t tokens) noexcept {
+  // MiB that all ranks may send together, by world size (that size or fewer ranks).
+  struct Limit {
+    int world_size;
+    std::int64_t mebibytes;
+  };
+  constexpr Limit kLimits[] = {{2, 512}, {4, 64}, {8, 42}, {16, 21}};
+  const std::int64_t bytes = tokens * shape.hidden_size * size_of(shape.dtype) * 2 * shape.world_size;
+  for (const Limit& limit : kLimits) {
+    if (shape.world_size <= limit.world_size) return bytes <= limit.mebibytes << 20;
+  }
+  return false;
+}
 
 std::vector<Geometry> geometries(const KernelSpec& shape) {
   const int vectors = vectors_per_row(shape);
-  if (!needs_whole_row(shape.pattern)) return {{std::min(kFewTokensThreads, round_up(vectors, kWarp)), 1}};
+  if (!works_on_rows(shape)) return {{std::min(kFewTokensThreads, round_up(vectors, kWarp)), 1}};
   const Geometry many{std::min(kManyTokensThreads, round_up(vectors, kWarp)), 1};
   if (!has_clusters(shape.arch)) return {many};
   Geometry few{0, 1};
@@ -62,26 +99,34 @@ Plan plan(const PlanRequest& request, const DeviceCaps& caps) noexcept {
     result.reason = "no tokens: nothing to exchange on any rank";
     return result;
   }
-  // The geometries come with the one for few tokens first; it is right as long as all tokens fit at once.
-  const int last = static_cast<int>(request.kernels.size()) - 1;
-  const auto limit = [&](const KernelSpec& spec) {
-    const std::int64_t resident = resident_blocks(spec, request, caps);
-    return request.max_blocks > 0 ? std::min<std::int64_t>(resident, request.max_blocks) : resident;
-  };
-  while (result.kernel < last &&
-         request.tokens * request.kernels[result.kernel].cluster > limit(request.kernels[result.kernel])) {
-    ++result.kernel;
+  const bool one_shot = chooses_one_shot(request);
+  const auto suits = [&](int kernel) { return (request.kernels[kernel].algorithm == Algorithm::kOneShot) == one_shot; };
+  // An algorithm's geometries come with the one for few tokens first; it is right as long as all tokens fit at once.
+  const int count = static_cast<int>(request.kernels.size());
+  result.kernel = -1;
+  for (int kernel = 0; kernel < count; ++kernel) {
+    if (!suits(kernel)) continue;
+    result.kernel = kernel;
+    const KernelSpec& candidate = request.kernels[kernel];
+    std::int64_t limit = resident_blocks(candidate, request, caps);
+    if (request.max_blocks > 0) limit = std::min<std::int64_t>(limit, request.max_blocks);
+    if (teams_wanted(candidate, request.tokens) * candidate.cluster <= limit) break;
   }
   const KernelSpec& spec = request.kernels[result.kernel];
   const std::int64_t cluster = spec.cluster;
   const std::int64_t resident = resident_blocks(spec, request, caps);
-  const bool whole_row = needs_whole_row(spec.pattern);
-  std::int64_t blocks =
-      whole_row ? request.tokens * cluster : (request.tokens * vectors_per_row(spec) + spec.threads - 1) / spec.threads;
-  result.reason = !whole_row ? "one vector per thread" : cluster > 1 ? "one cluster per token" : "one block per token";
+  std::int64_t blocks = teams_wanted(spec, request.tokens) * cluster;
+  if (!one_shot) {
+    result.reason = "two-shot: every team owns one of this rank's tokens";
+  } else {
+    result.reason = !works_on_rows(spec) ? "one-shot: one vector per thread"
+                    : cluster > 1        ? "one-shot: one cluster per token"
+                                         : "one-shot: one block per token";
+  }
   if (blocks > resident) {
     blocks = resident;
-    result.reason = "as many blocks as can be resident together on all ranks of the device";
+    result.reason = one_shot ? "one-shot: as many blocks as can be resident together on all ranks of the device"
+                             : "two-shot: as many blocks as can be resident together on all ranks of the device";
   }
   if (request.max_blocks > 0 && blocks > request.max_blocks) {
     blocks = request.max_blocks;

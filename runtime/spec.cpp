@@ -7,6 +7,7 @@
 #include <string>
 
 #include "commfuse/error.hpp"
+#include "runtime/pattern.hpp"
 #include "runtime/spec_json.hpp"
 #include "runtime/spec_names.hpp"
 
@@ -89,6 +90,7 @@ std::string_view to_string(Op op) noexcept { return name_or_unknown(op); }
 std::string_view to_string(Pattern pattern) noexcept { return name_or_unknown(pattern); }
 std::string_view to_string(Algorithm algorithm) noexcept { return name_or_unknown(algorithm); }
 std::string_view to_string(DataType dtype) noexcept { return name_or_unknown(dtype); }
+std::string_view to_string(QuantLayout layout) noexcept { return name_or_unknown(layout); }
 
 int size_of(DataType dtype) noexcept { return dtype == DataType::kFp32 ? 4 : 2; }
 
@@ -98,8 +100,30 @@ std::string KernelSpec::name() const {
   // "all_reduce_all_reduce" would say nothing more than "all_reduce".
   const std::string what = op_name == pattern_name ? std::string(op_name) : fmt::format("{}_{}", op_name, pattern_name);
   const std::string_view sum_type = fp32_accumulate ? "fp32" : to_string(dtype);
-  return fmt::format("{}_{}_{}_n{}_h{}_{}acc_t{}_c{}", what, to_string(algorithm), to_string(dtype), world_size,
-                     hidden_size, sum_type, threads, cluster);
+  const KernelSpec plain = normalised();
+  std::string options;
+  if (plain.gamma_dtype != dtype) options += fmt::format("_{}gamma", to_string(plain.gamma_dtype));
+  if (plain.weight_bias) options += "_bias1";
+  if (plain.residual_scattered) options += "_scattered";
+  if (plain.quant_layout != QuantLayout::kSwizzled128x4) options += fmt::format("_{}", to_string(plain.quant_layout));
+  if (plain.group_size != 0) options += fmt::format("_g{}", plain.group_size);
+  if (plain.latent_width != 0) options += fmt::format("_l{}", plain.latent_width);
+  return fmt::format("{}_{}_{}_n{}_h{}_{}acc{}_t{}_c{}", what, to_string(algorithm), to_string(dtype), world_size,
+                     hidden_size, sum_type, options, threads, cluster);
+}
+
+KernelSpec KernelSpec::normalised() const {
+  const runtime::PatternTraits traits = runtime::traits_of(pattern);
+  const KernelSpec defaults;
+  KernelSpec spec = *this;
+  if (dtype == DataType::kFp32) spec.fp32_accumulate = true;
+  if (traits.norm == device::Norm::kNone || dtype == DataType::kFp32) spec.gamma_dtype = dtype;
+  if (traits.norm == device::Norm::kNone) spec.weight_bias = defaults.weight_bias;
+  if (!traits.residual) spec.residual_scattered = defaults.residual_scattered;
+  if (traits.quantizer != device::Quantizer::kFp4) spec.quant_layout = defaults.quant_layout;
+  if (traits.quantizer != device::Quantizer::kFp8Group) spec.group_size = defaults.group_size;
+  if (traits.norm != device::Norm::kLatent) spec.latent_width = defaults.latent_width;
+  return spec;
 }
 
 std::string KernelSpec::to_json() const {
@@ -110,10 +134,16 @@ std::string KernelSpec::to_json() const {
       {"cluster", cluster},
       {"dtype", to_string(dtype)},
       {"fp32_accumulate", fp32_accumulate},
+      {"gamma_dtype", to_string(gamma_dtype)},
+      {"group_size", group_size},
       {"hidden_size", hidden_size},
+      {"latent_width", latent_width},
       {"op", to_string(op)},
       {"pattern", to_string(pattern)},
+      {"quant_layout", to_string(quant_layout)},
+      {"residual_scattered", residual_scattered},
       {"threads", threads},
+      {"weight_bias", weight_bias},
       {"world_size", world_size},
   };
   return object.dump(-1, ' ', true, json::error_handler_t::replace);
@@ -133,6 +163,33 @@ void KernelSpec::validate() const {
   }
   if (dtype == DataType::kFp32 && !fp32_accumulate) {
     refuse("fp32_accumulate", "false", "true for fp32, whose sums have no other form");
+  }
+  const runtime::PatternTraits traits = runtime::traits_of(pattern);
+  require_known(gamma_dtype, "gamma_dtype");
+  require_known(quant_layout, "quant_layout");
+  if (gamma_dtype != dtype && gamma_dtype != DataType::kFp32) {
+    refuse("gamma_dtype", std::string(to_string(gamma_dtype)), fmt::format("{} or fp32", to_string(dtype)));
+  }
+  if (traits.quantizer != device::Quantizer::kNone) {
+    if (dtype == DataType::kFp32) refuse("dtype", "fp32", fmt::format("fp16, bf16 for {}", to_string(pattern)));
+    if (traits.quantizer == device::Quantizer::kFp8Group) {
+      require(group_size >= 8 && group_size <= 256 && (group_size & (group_size - 1)) == 0, "group_size", group_size,
+              "8, 16, 32, 64, 128, 256");
+    }
+    const int columns = runtime::scale_columns(*this);
+    if (hidden_size % columns != 0) {
+      refuse("hidden_size", std::to_string(hidden_size),
+             fmt::format("multiples of {} for {}, whose scales cover so many columns", columns, to_string(pattern)));
+    }
+  }
+  if (traits.norm == device::Norm::kLatent) {
+    require(latent_width >= multiple && latent_width <= hidden_size && latent_width % multiple == 0, "latent_width",
+            latent_width, fmt::format("multiples of {} up to hidden_size", multiple));
+  }
+  if (*this != normalised()) {
+    throw Error(Code::kInvalidArgument,
+                fmt::format("kernel spec: an option that pattern {} does not have is set", to_string(pattern)),
+                fmt::format("found {}", to_json()), fmt::format("use {}", normalised().to_json()));
   }
   require(threads >= kWarp && threads <= kMaxThreads && threads % kWarp == 0, "threads", threads,
           "multiples of 32 up to 1024");
@@ -155,6 +212,12 @@ KernelSpec runtime::spec_from_json(std::string_view text) {
     spec.hidden_size = int_at(object, "hidden_size");
     spec.dtype = enum_at<DataType>(object, "dtype");
     spec.fp32_accumulate = object.at("fp32_accumulate").get<bool>();
+    spec.gamma_dtype = enum_at<DataType>(object, "gamma_dtype");
+    spec.weight_bias = object.at("weight_bias").get<bool>();
+    spec.residual_scattered = object.at("residual_scattered").get<bool>();
+    spec.quant_layout = enum_at<QuantLayout>(object, "quant_layout");
+    spec.group_size = int_at(object, "group_size");
+    spec.latent_width = int_at(object, "latent_width");
     spec.threads = int_at(object, "threads");
     spec.cluster = int_at(object, "cluster");
     spec.arch = object.at("arch").get<std::string>();

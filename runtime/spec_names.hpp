@@ -29,11 +29,32 @@ template <>
 inline constexpr std::array kNames<Pattern> = {
     Named<Pattern>{Pattern::kAllReduce, "all_reduce"},
     Named<Pattern>{Pattern::kResidualRmsNorm, "residual_rms_norm"},
+    Named<Pattern>{Pattern::kResidualRmsNormFp8, "residual_rms_norm_fp8"},
+    Named<Pattern>{Pattern::kResidualRmsNormFp4, "residual_rms_norm_fp4"},
+    Named<Pattern>{Pattern::kResidualRmsNormOutFp8, "residual_rms_norm_out_fp8"},
+    Named<Pattern>{Pattern::kResidualRmsNormOutFp4, "residual_rms_norm_out_fp4"},
+    Named<Pattern>{Pattern::kResidualRmsNormFp8Block, "residual_rms_norm_fp8_block"},
+    Named<Pattern>{Pattern::kResidualRmsNormPartialOutFp8Block, "residual_rms_norm_partial_out_fp8_block"},
+    Named<Pattern>{Pattern::kResidualRmsNormPartialOut, "residual_rms_norm_partial_out"},
+    Named<Pattern>{Pattern::kAttnResCombine, "attn_res_combine"},
+    Named<Pattern>{Pattern::kLatentNorm, "latent_norm"},
+    Named<Pattern>{Pattern::kResidualRmsNormFp8Token, "residual_rms_norm_fp8_token"},
+    Named<Pattern>{Pattern::kResidualRmsNormFp8Group, "residual_rms_norm_fp8_group"},
+    Named<Pattern>{Pattern::kRmsNorm, "rms_norm"},
+    Named<Pattern>{Pattern::kResidualRmsPrePostNorm, "residual_rms_pre_post_norm"},
 };
 
 template <>
 inline constexpr std::array kNames<Algorithm> = {
     Named<Algorithm>{Algorithm::kOneShot, "one_shot"},
+    Named<Algorithm>{Algorithm::kTwoShot, "two_shot"},
+};
+
+template <>
+inline constexpr std::array kNames<QuantLayout> = {
+    Named<QuantLayout>{QuantLayout::kSwizzled128x4, "swizzled_128x4"},
+    Named<QuantLayout>{QuantLayout::kSwizzled8x4, "swizzled_8x4"},
+    Named<QuantLayout>{QuantLayout::kLinear, "linear"},
 };
 
 template <>

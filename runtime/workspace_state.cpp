@@ -1,5 +1,7 @@
 #include "runtime/workspace_state.hpp"
 
+#include "runtime/pattern.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,10 +28,18 @@ std::string Failure::text() const {
 }
 
 std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t tokens) noexcept {
+  constexpr std::uint64_t kVectorBytes = 16;
+  constexpr std::uint64_t kGroup = 32;
   const std::uint64_t row =
       static_cast<std::uint64_t>(spec.hidden_size) * static_cast<std::uint64_t>(size_of(spec.dtype));
-  return static_cast<std::uint64_t>(spec.world_size - 1) *
-         static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0)) * row;
+  const auto peers = static_cast<std::uint64_t>(spec.world_size - 1);
+  const auto rows = static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0));
+  if (spec.algorithm == Algorithm::kOneShot) return peers * rows * row;
+  // Contributions to our rows, and finished rows with their facts (all_reduce.cuh, TwoShotLayout).
+  const std::uint64_t longest = (rows + peers) / static_cast<std::uint64_t>(spec.world_size);
+  const std::uint64_t groups = (row / kVectorBytes + kGroup - 1) / kGroup;
+  const std::uint64_t facts = runtime::needs_whole_row(spec.pattern) ? groups * kVectorBytes : 0;
+  return peers * longest * (2 * row + facts);
 }
 
 std::uint64_t required_rotation_bytes(const Deployment& deployment) {

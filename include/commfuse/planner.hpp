@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -35,12 +36,13 @@ struct Geometry {
 [[nodiscard]] int resident_blocks_per_sm(int threads) noexcept;
 
 struct PlanRequest {
-  /// The kernels to choose from: same operation, pattern, type, hidden and world size; not empty. Not owned; read
-  /// during the call only.
+  /// The kernels to choose from: equal but for algorithm and geometry, each algorithm's in the order of geometries();
+  /// not empty. Not owned; read during the call only.
   std::span<const KernelSpec> kernels;
   std::int64_t tokens = 0;
-  int max_blocks = 0;             ///< cap asked for by the caller; 0 = none
-  bool dependent_launch = false;  ///< the next kernel's blocks may be resident beside this one's
+  std::optional<Algorithm> algorithm;  ///< wanted by the caller; one that `kernels` lacks is not chosen
+  int max_blocks = 0;                  ///< cap asked for by the caller; 0 = none
+  bool dependent_launch = false;       ///< the next kernel's blocks may be resident beside this one's
 };
 
 struct Plan {
@@ -48,6 +50,10 @@ struct Plan {
   unsigned blocks = 0;      ///< 0: nothing to launch (no tokens)
   std::string_view reason;  ///< static text
 };
+
+/// Whether one-shot is the better algorithm where no measurement says otherwise: it is while the bytes that all ranks
+/// send together stay below a limit that falls with the world size.
+[[nodiscard]] bool prefers_one_shot(const KernelSpec& shape, std::int64_t tokens) noexcept;
 
 /// Never fails: a cap below one cluster is raised to one cluster (the reason says so).
 [[nodiscard]] Plan plan(const PlanRequest& request, const DeviceCaps& caps) noexcept;

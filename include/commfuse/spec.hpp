@@ -12,16 +12,35 @@ namespace commfuse {
 /// A family of kernels. The names (`to_string`) are those of the deployment file.
 enum class Op : int { kAllReduce };
 
-/// What an all-reduce kernel does with the sum S of all ranks' inputs. Numbers 0 to 8 are the pattern codes that
-/// TensorRT-LLM's lineage uses; the names are those of the deployment file, without the k and in snake_case.
+/// What an all-reduce kernel does with S, the sum of all ranks' inputs. Numbers 0 to 8 are the pattern codes of the
+/// TensorRT-LLM lineage; the names are those of the deployment file, without the k and in snake_case. y = S +
+/// residual_in, n = RMSNorm(y) * gamma. "Own rows" are the rows that a balanced partition of the tokens gives to this
+/// rank.
 enum class Pattern : int {
-  kAllReduce = 0,        ///< writes out = S
-  kResidualRmsNorm = 1,  ///< writes residual_out = y = S + residual_in and norm_out = RMSNorm(y) * gamma
+  kAllReduce = 0,                          ///< out = S
+  kResidualRmsNorm = 1,                    ///< residual_out = y, norm_out = n
+  kResidualRmsNormFp8 = 2,                 ///< residual_out, quant_out = n in E4M3 with one given scale
+  kResidualRmsNormFp4 = 3,                 ///< residual_out, quant_out = n in E2M1, scale_out: one E4M3 per 16 columns
+  kResidualRmsNormOutFp8 = 4,              ///< as 2, and norm_out
+  kResidualRmsNormOutFp4 = 5,              ///< as 3, and norm_out
+  kResidualRmsNormFp8Block = 6,            ///< residual_out, quant_out, scale_out: one fp32 per 128 columns
+  kResidualRmsNormPartialOutFp8Block = 7,  ///< as 6, and partial_norm_out = n of the own rows
+  kResidualRmsNormPartialOut = 8,          ///< residual_out, and partial_norm_out
+  kAttnResCombine = 9,                     ///< residual_out, norm_out = y joined into a running softmax mixture
+  kLatentNorm = 10,                        ///< out = S, its first latent_width columns RMS-normalised over themselves
+  kResidualRmsNormFp8Token = 11,           ///< residual_out, norm_out, quant_out, scale_out: one fp32 per row
+  kResidualRmsNormFp8Group = 12,  ///< residual_out, norm_out, quant_out, scale_out: UE8M0 per group_size columns
+  kRmsNorm = 13,                  ///< norm_out = RMSNorm(S) * gamma, no residual
+  kResidualRmsPrePostNorm = 14,   ///< y = RMSNorm(S) * gamma_before + residual_in; residual_out, norm_out = n
 };
 
 enum class Algorithm : int {
   kOneShot = 0,  ///< every rank sends its whole input to every other rank and reduces all tokens
+  kTwoShot = 1,  ///< a token's owner receives its row from every rank, reduces it and sends the result
 };
+
+/// Arrangement of FP4 scales (templates/device/scale_layout.cuh gives the formulas).
+enum class QuantLayout : int { kSwizzled128x4 = 0, kSwizzled8x4 = 1, kLinear = 2 };
 
 enum class DataType : int { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
 
@@ -29,6 +48,7 @@ enum class DataType : int { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
 [[nodiscard]] std::string_view to_string(Pattern) noexcept;
 [[nodiscard]] std::string_view to_string(Algorithm) noexcept;
 [[nodiscard]] std::string_view to_string(DataType) noexcept;
+[[nodiscard]] std::string_view to_string(QuantLayout) noexcept;
 /// Size of one element in bytes.
 [[nodiscard]] int size_of(DataType) noexcept;
 
@@ -40,13 +60,19 @@ struct KernelSpec {
   Op op = Op::kAllReduce;
   Pattern pattern = Pattern::kAllReduce;
   Algorithm algorithm = Algorithm::kOneShot;
-  int world_size = 2;                ///< 1 to 16
-  int hidden_size = 0;               ///< elements per token; rows are multiples of 16 bytes; at most 65536
-  DataType dtype = DataType::kBf16;  ///< of inputs and outputs
-  bool fp32_accumulate = true;       ///< one rounding after the sum instead of one per addend; no effect for fp32
-  int threads = 0;                   ///< of a block; a multiple of 32, at most 1024 (see geometries)
-  int cluster = 1;                   ///< blocks that share one token; 1, 2, 4 or 8
-  std::string arch;                  ///< compilation target, as NVRTC names it: "sm_90a"
+  int world_size = 2;                      ///< 1 to 16
+  int hidden_size = 0;                     ///< elements per token; rows are multiples of 16 bytes; at most 65536
+  DataType dtype = DataType::kBf16;        ///< of inputs and outputs
+  bool fp32_accumulate = true;             ///< one rounding after the sum instead of one per addend; no effect for fp32
+  DataType gamma_dtype = DataType::kBf16;  ///< of the norm weights: dtype or fp32
+  bool weight_bias = false;                ///< the weight is 1 + gamma
+  bool residual_scattered = false;         ///< residual_in and residual_out hold the own rows only
+  QuantLayout quant_layout = QuantLayout::kSwizzled128x4;  ///< FP4 patterns
+  int group_size = 0;                                      ///< residual_rms_norm_fp8_group: columns that share a scale
+  int latent_width = 0;                                    ///< latent_norm: columns that are normalised
+  int threads = 0;   ///< of a block; a multiple of 32, at most 1024 (see geometries)
+  int cluster = 1;   ///< blocks that share one token; 1, 2, 4 or 8
+  std::string arch;  ///< compilation target, as NVRTC names it: "sm_90a"
 
   [[nodiscard]] bool operator==(const KernelSpec&) const = default;
 
@@ -59,6 +85,10 @@ struct KernelSpec {
 
   /// Throws Error(kInvalidArgument) naming the field, its value and what is allowed.
   void validate() const;
+
+  /// The same kernel with every field that its pattern and type do not look at set to its default, so that equal
+  /// machine code has one spec. validate() accepts nothing else.
+  [[nodiscard]] KernelSpec normalised() const;
 };
 
 /// The content of a deployment file (schemas/deployment.schema.json): which operations one model's engine will call.
@@ -70,6 +100,13 @@ struct Deployment {
     std::vector<DataType> dtypes;  ///< empty: the deployment's
     std::vector<bool> fp32_accumulate;
     std::vector<int> hidden_sizes;  ///< empty: the deployment's
+    // The following count for the patterns that look at them; empty: the default of KernelSpec.
+    std::vector<DataType> gamma_dtypes;  ///< empty: as the kernel's dtype
+    std::vector<bool> weight_bias;
+    std::vector<bool> residual_scattered;
+    std::vector<QuantLayout> quant_layouts;
+    std::vector<int> group_sizes;  ///< empty: 128
+    std::vector<int> latent_widths;
   };
 
   std::string name;

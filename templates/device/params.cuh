@@ -42,12 +42,14 @@ struct alignas(64) Control {
 
 /// Options of one call, in AllReduceParams::flags.
 enum CallFlag : u32 {
-  kTriggerEarly = 1u << 0,  ///< let the dependent kernel start as soon as this one's inputs were read
+  kTriggerEarly = 1u << 0,      ///< let the dependent kernel start at once
+  kZeroScalePadding = 1u << 1,  ///< kFp4, kFp8Group: also write 0 to the scales of rows and blocks that do not exist
 };
 
 /// Everything an all-reduce kernel is told. Pointers are device addresses in this rank's address space, 16-byte
-/// aligned; the ones a pattern does not use are null. Matrices are dense and row-major, `tokens` rows of `hidden size`
-/// elements.
+/// aligned; the ones a kernel does not use are null. Matrices are dense and row-major, `tokens` rows of `hidden size`
+/// elements of the kernel's type unless said otherwise. "Own rows" are the rows that partition.cuh gives to this rank,
+/// stored densely.
 struct AllReduceParams {
   u64 peer_buffer[kMaxWorldSize];  ///< start of each rank's three rotation buffers; [rank] is our own
   u64 rotation_bytes;              ///< size of one rotation buffer
@@ -55,11 +57,22 @@ struct AllReduceParams {
   HostMailbox* mailbox;            ///< own
   u64 timeout_ns;                  ///< longest wait for any one vector
   const Vec16* in;                 ///< this rank's partial sums
-  const Vec16* residual_in;
-  const void* gamma;  ///< norm weight, [hidden size]
-  Vec16* out;         ///< the sum (pattern all_reduce)
-  Vec16* residual_out;
-  Vec16* norm_out;
+  const Vec16* residual_in;        ///< all rows, or own rows where the residual is scattered
+  const void* gamma;               ///< norm weight, [hidden size]
+  const void* gamma_before;        ///< kPreAndPost: weight of the norm before the residual
+  Vec16* out;                      ///< kNone, kLatent: the result
+  Vec16* residual_out;             ///< y; rows as residual_in
+  Vec16* norm_out;                 ///< the normalised rows
+  Vec16* partial_norm_out;         ///< the same, own rows
+  void* quant_out;            ///< [tokens, hidden size] E4M3 bytes, or [tokens, hidden size / 2] bytes of E2M1 pairs
+  void* scale_out;            ///< as the quantisation says
+  const float* scale_factor;  ///< kFp8Tensor: the scale; kFp4: the global scale; one number
+  const float* mixture_max;   ///< kAttentionResidual: [tokens], running maximum of the logits
+  const float* mixture_sum;   ///< kAttentionResidual: [tokens], running sum of the weights
+  const float* mixture;       ///< kAttentionResidual: [tokens, hidden size] fp32, running weighted sum
+  const void* score_weight;   ///< kAttentionResidual: [hidden size]
+  const void* mixture_gamma;  ///< kAttentionResidual: [hidden size]; null: the mixture is not normalised
+  u64 scale_stride;           ///< column-major scales: elements from one column to the next
   u32 rank;
   u32 tokens;
   u32 flags;
@@ -70,11 +83,10 @@ struct AllReduceParams {
 
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
 static_assert(sizeof(Control) == 64, "control layout");
-#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; there, equal sizes of equal members must do
 static_assert(__builtin_offsetof(AllReduceParams, rotation_bytes) == 128, "parameter layout");
 static_assert(__builtin_offsetof(AllReduceParams, in) == 160, "parameter layout");
-static_assert(__builtin_offsetof(AllReduceParams, rank) == 208, "parameter layout");
-#endif
-static_assert(sizeof(AllReduceParams) == 232, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, scale_stride) == 288, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, rank) == 296, "parameter layout");
+static_assert(sizeof(AllReduceParams) == 320, "parameter layout");
 
 }  // namespace commfuse::device

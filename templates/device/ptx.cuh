@@ -11,6 +11,7 @@
 
 #define COMMFUSE_DEVICE __device__ __forceinline__
 #define COMMFUSE_UNROLL _Pragma("unroll")
+#define COMMFUSE_NO_UNROLL _Pragma("unroll 1")
 
 namespace commfuse::device::ptx {
 

@@ -14,15 +14,6 @@
 
 namespace commfuse::device {
 
-enum class Quantizer : int {
-  kNone = -1,
-  kFp8Tensor = 0,  ///< one scale that is given: q = e4m3(x * (1 / scale_factor))
-  kFp8Block = 1,   ///< 128 columns: scale = max(amax, 1e-10) / 448, q = e4m3(x * (1 / scale))
-  kFp8Token = 2,   ///< a row: scale = max(amax / 448, 2^-9 / 448), q = e4m3(x / scale)
-  kFp8Group = 3,   ///< a group: scale = the power of two not below max(amax / 448, 1e-10), q = e4m3(x / scale)
-  kFp4 = 4,        ///< 16 columns, two-level: scale = e4m3(G * (amax / 6)), q = e2m1(x * (G / scale)), G = scale_factor
-};
-
 constexpr u32 kQuantElements = 8;  // of a vector; fp32 is not quantised
 
 /// Addresses of one call. Unused ones are null.

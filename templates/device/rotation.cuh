@@ -23,8 +23,10 @@
 //   anybody
 //     sends into it had arrived and been read. So nothing is lost.
 // With two buffers the peer's first write and our emptying could meet; with three they are one call apart.
-// The control words (which buffer, how much is dirty) live in device memory and are changed by kernels only, so a
-// replayed graph follows the same rotation.
+// A call of many tokens empties its slots itself, each thread right after it has read one: the line is still in the L2,
+// so emptying it costs no memory traffic, and the call after has nothing to do (dirty size 0). It is done earlier than
+// the argument above needs. The control words (which buffer, how much is dirty) live in device memory and are changed
+// by kernels only, so a replayed graph follows the same rotation.
 #pragma once
 
 #include "device/call.cuh"
@@ -47,6 +49,10 @@ COMMFUSE_DEVICE bool has_arrived(const Vec16& v) {
   return ptx::max_u32(ptx::max_u32(v.word[0], v.word[1]), ptx::max_u32(v.word[2], v.word[3])) != kEmptyWord;
 }
 
+COMMFUSE_DEVICE void make_empty(Vec16* slot) {
+  ptx::store_weak(slot, {{kEmptyWord, kEmptyWord, kEmptyWord, kEmptyWord}});
+}
+
 /// The rotation buffers of one call, as addresses.
 class Rotation {
  public:
@@ -62,16 +68,27 @@ class Rotation {
   COMMFUSE_DEVICE Vec16* slot(u32 owner, u64 index) const {
     return reinterpret_cast<Vec16*>(params_.peer_buffer[owner] + offset_) + index;
   }
+  /// Vector `index` of our own buffer.
+  COMMFUSE_DEVICE Vec16* own_slot(u64 index) const { return slot(params_.rank, index); }
+
+  /// Buffers hold nothing from the rank itself: the place of `from` among the senders to `to`.
+  static COMMFUSE_DEVICE u32 sender_index(u32 from, u32 to) { return from < to ? from : from - 1; }
+
+  /// The other ranks, each rank starting with its right-hand neighbour, so that not all send to one at a time.
+  template <u32 kRanks>
+  COMMFUSE_DEVICE u32 peer(u32 step) const {
+    const u32 rank = params_.rank + step;
+    return rank < kRanks ? rank : rank - kRanks;
+  }
 
   /// Empties what the previous call's peers wrote; this thread's share of it.
   COMMFUSE_DEVICE void clear_previous(const Call& call) const {
     Vec16* buffer = reinterpret_cast<Vec16*>(params_.peer_buffer[params_.rank] + clear_offset_);
-    const Vec16 empty = {{kEmptyWord, kEmptyWord, kEmptyWord, kEmptyWord}};
     const u64 count = call.dirty_bytes() / kVectorBytes;
     const u64 stride = static_cast<u64>(ptx::block_count()) * ptx::thread_count();
     for (u64 i = static_cast<u64>(ptx::block_index()) * ptx::thread_count() + ptx::thread_index(); i < count;
          i += stride) {
-      ptx::store_weak(buffer + i, empty);
+      make_empty(buffer + i);
     }
   }
 

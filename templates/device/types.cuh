@@ -21,20 +21,47 @@ struct alignas(16) Vec16 {
 
 constexpr u32 kVectorBytes = 16;
 
-/// Element types and patterns, with the numbers of commfuse::DataType and commfuse::Pattern
-/// (include/commfuse/spec.hpp), which document them.
+/// Element types, with the numbers of commfuse::DataType (include/commfuse/spec.hpp).
 enum class Type : int { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
-enum class Pattern : int { kAllReduce = 0, kResidualRmsNorm = 1 };
 
-/// The constants that the generator writes for every kernel; this one shows their names.
-///   struct Config {
-///     static constexpr u32 kWorldSize = 8;
-///     static constexpr u32 kHiddenSize = 8192;
-///     static constexpr Type kType = Type::kBf16;
-///     static constexpr Pattern kPattern = Pattern::kResidualRmsNorm;
-///     static constexpr bool kFp32Accumulate = true;
-///     static constexpr u32 kThreads = 512;   // of a block
-///     static constexpr u32 kCluster = 1;     // blocks that share a token
-///   };
+/// What is computed from y, the sum of all ranks' inputs (plus the residual, where there is one).
+enum class Norm : int {
+  kNone = 0,               ///< nothing: y is the result
+  kRms = 1,                ///< RMSNorm(y) * gamma
+  kPreAndPost = 2,         ///< the sum is normalised before the residual is added, and the result again
+  kAttentionResidual = 3,  ///< y joins a running softmax mixture, which is the result (and may be normalised)
+  kLatent = 4,             ///< the first kLatentWidth columns are normalised over themselves, the others are y
+};
+
+/// How the normalised row is quantised (quant.cuh).
+enum class Quantizer : int {
+  kNone = -1,
+  kFp8Tensor = 0,  ///< one scale that is given: q = e4m3(x * (1 / scale_factor))
+  kFp8Block = 1,   ///< 128 columns: scale = max(amax, 1e-10) / 448, q = e4m3(x * (1 / scale))
+  kFp8Token = 2,   ///< a row: scale = max(amax / 448, 2^-9 / 448), q = e4m3(x / scale)
+  kFp8Group = 3,   ///< a group: scale = the power of two not below max(amax / 448, 1e-10), q = e4m3(x / scale)
+  kFp4 = 4,        ///< 16 columns, two-level: scale = e4m3(G * (amax / 6)), q = e2m1(x * (G / scale)), G = scale_factor
+};
+
+// The constants that the generator writes for every kernel (runtime/generator.cpp):
+//   struct Config {
+//     static constexpr u32 kWorldSize = 8;
+//     static constexpr u32 kHiddenSize = 8192;
+//     static constexpr Type kType = Type::kBf16;
+//     static constexpr bool kFp32Accumulate = true;
+//     static constexpr Norm kNorm = Norm::kRms;
+//     static constexpr bool kResidual = true;            // y = sum + residual
+//     static constexpr bool kResidualScattered = false;  // each rank holds the residual of its own rows only
+//     static constexpr bool kNormOut = true;             // writes the result for all rows
+//     static constexpr bool kPartialOut = false;         // writes the result for this rank's rows
+//     static constexpr Quantizer kQuantizer = Quantizer::kNone;                     // quant.cuh
+//     static constexpr ScaleLayout kScaleLayout = ScaleLayout::kSwizzled128x4;     // kFp4
+//     static constexpr u32 kGroupColumns = 128;          // kFp8Group
+//     static constexpr Type kGammaType = Type::kBf16;
+//     static constexpr bool kWeightBias = false;         // the weight is 1 + gamma
+//     static constexpr u32 kLatentWidth = 0;             // kLatent
+//     static constexpr u32 kThreads = 128;               // of a block
+//     static constexpr u32 kCluster = 8;                 // blocks that share a token
+//   };
 
 }  // namespace commfuse::device

@@ -60,18 +60,17 @@ COMMFUSE_DEVICE Vec16 add(const Vec16& a, const Vec16& b) {
 
 /// The sum of vectors that are given one after the other, in the order that the contract fixes (ascending rank).
 /// kWide keeps the running sum in fp32 and rounds once; otherwise every partial sum is rounded to the element type.
-/// (For fp32 elements both are the same.)
+/// (For fp32 elements both are the same.) The sum starts with -0.0, which is what addition leaves unchanged: -0.0 + x
+/// is x for every x, zeros of both signs included.
 template <Type kType, bool kWide>
 class Fold {
  public:
   static constexpr u32 kN = Elements<kType>::kPerVector;
 
-  COMMFUSE_DEVICE void first(const Vec16& v) {
-    if constexpr (kWide) {
-      unpack<kType>(v, wide_);
-    } else {
-      narrow_ = v;
-    }
+  COMMFUSE_DEVICE Fold() {
+    COMMFUSE_UNROLL
+    for (u32 i = 0; i < kN; ++i) wide_[i] = -0.0f;
+    if constexpr (!kWide) narrow_ = pack<kType>(wide_);
   }
   COMMFUSE_DEVICE void next(const Vec16& v) {
     if constexpr (kWide) {

@@ -1,0 +1,77 @@
+// Receiving: the vectors that peers stored into our rotation buffer.
+#pragma once
+
+#include "device/rotation.cuh"
+
+namespace commfuse::device {
+
+/// Vectors that a thread waits for at a time: more hide more latency, but each costs four registers.
+constexpr u32 kInFlight = 8;
+
+/// How many senders to wait for at a time, with kCount vectors from each.
+template <u32 kSenders, u32 kCount>
+constexpr u32 kSendersAtATime = kInFlight / kCount < 1
+                                    ? 1
+                                    : (kInFlight / kCount < kSenders ? kInFlight / kCount : kSenders);
+
+/// Waits for a set of vectors; `wanted[i]` is null where there is nothing to wait for. After a failure the rest of v is
+/// whatever memory held. `sender(i)` names the rank, for the error.
+template <u32 kVectors, class SenderOf>
+COMMFUSE_DEVICE void receive(Vec16* const (&wanted)[kVectors], Vec16 (&v)[kVectors], Call& call, u32 token,
+                             SenderOf sender) {
+  COMMFUSE_UNROLL
+  for (u32 i = 0; i < kVectors; ++i) {
+    if (wanted[i] != nullptr) v[i] = ptx::load_relaxed_sys(wanted[i]);
+  }
+  for (u32 rounds = 0;;) {
+    u32 missing = kVectors;
+    COMMFUSE_UNROLL
+    for (u32 i = 0; i < kVectors; ++i) {
+      if (wanted[i] != nullptr && !has_arrived(v[i])) missing = i;
+    }
+    if (missing == kVectors || call.should_give_up(rounds, sender(missing), token)) return;
+    COMMFUSE_UNROLL
+    for (u32 i = 0; i < kVectors; ++i) {
+      if (wanted[i] != nullptr && !has_arrived(v[i])) v[i] = ptx::load_relaxed_sys(wanted[i]);
+    }
+  }
+}
+
+/// The sum over all ranks, in ascending order, of kCount vectors: our own and those that each peer sent. `slot(from,
+/// k)` is where rank `from`'s k-th vector arrives; vectors with !has[k] count as zero and are not waited for. With
+/// `empty_after` the slots are emptied as they are read (rotation.cuh).
+template <class Config, u32 kCount, class SlotOf>
+COMMFUSE_DEVICE void gather_sum(u32 rank, const bool (&has)[kCount], const Vec16 (&own)[kCount], SlotOf slot,
+                                Call& call, u32 token, bool empty_after, Vec16 (&sum)[kCount]) {
+  constexpr u32 kRanks = Config::kWorldSize;
+  constexpr u32 kChunk = kSendersAtATime<kRanks, kCount>;
+  Fold<Config::kType, Config::kFp32Accumulate> fold[kCount];
+  COMMFUSE_NO_UNROLL
+  for (u32 base = 0; base < kRanks; base += kChunk) {
+    Vec16* wanted[kChunk * kCount];
+    Vec16 v[kChunk * kCount];
+    COMMFUSE_UNROLL
+    for (u32 j = 0; j < kChunk; ++j) {
+      COMMFUSE_UNROLL
+      for (u32 k = 0; k < kCount; ++k) {
+        v[j * kCount + k] = own[k];
+        wanted[j * kCount + k] =
+            (kRanks % kChunk == 0 || base + j < kRanks) && base + j != rank && has[k] ? slot(base + j, k) : nullptr;
+      }
+    }
+    receive(wanted, v, call, token, [&](u32 i) { return base + i / kCount; });
+    COMMFUSE_UNROLL
+    for (u32 j = 0; j < kChunk; ++j) {
+      if (kRanks % kChunk != 0 && base + j >= kRanks) continue;
+      COMMFUSE_UNROLL
+      for (u32 k = 0; k < kCount; ++k) {
+        fold[k].next(v[j * kCount + k]);
+        if (empty_after && wanted[j * kCount + k] != nullptr) make_empty(wanted[j * kCount + k]);
+      }
+    }
+  }
+  COMMFUSE_UNROLL
+  for (u32 k = 0; k < kCount; ++k) sum[k] = fold[k].sum();
+}
+
+}  // namespace commfuse::device
