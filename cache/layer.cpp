@@ -73,7 +73,7 @@ FileRead DirectoryLayer::read(const std::string& name, std::size_t max_bytes) co
   return read_file(opened.directory->get(), name, max_bytes);
 }
 
-std::vector<ListedFile> DirectoryLayer::list() const {
+std::vector<ListedFile> DirectoryLayer::scan(bool temporaries) const {
   std::vector<ListedFile> files;
   const auto directory = open().directory;
   if (!directory) return files;
@@ -85,13 +85,27 @@ std::vector<ListedFile> DirectoryLayer::list() const {
     const DirectoryStream stream = open_stream(directory->get(), sub_name.c_str());
     if (!stream) continue;
     while (const dirent* file = ::readdir(stream.get())) {
+      const std::string name = file->d_name;
+      const bool of_entry = is_entry_file(name) && name.starts_with(sub_name);
+      if (!of_entry && !(temporaries && AtomicFile::is_temporary(name))) continue;
       struct stat status;
-      if (!is_entry_file(file->d_name) || ::fstatat(::dirfd(stream.get()), file->d_name, &status, 0) != 0) continue;
-      if (!S_ISREG(status.st_mode) || sub_name != std::string_view(file->d_name).substr(0, 2)) continue;
-      files.push_back({sub_name + "/" + file->d_name, static_cast<std::uint64_t>(status.st_size), status.st_mtime});
+      if (::fstatat(::dirfd(stream.get()), name.c_str(), &status, 0) != 0 || !S_ISREG(status.st_mode)) continue;
+      files.push_back({sub_name + "/" + name, static_cast<std::uint64_t>(status.st_size), status.st_mtime});
     }
   }
   return files;
+}
+
+bool DirectoryLayer::remove(const std::string& name) const {
+  const auto directory = open().directory;
+  return directory && (::unlinkat(directory->get(), name.c_str(), 0) == 0 || errno == ENOENT);
+}
+
+std::optional<std::int64_t> DirectoryLayer::modified(const std::string& name) const {
+  const auto directory = open().directory;
+  struct stat status;
+  if (!directory || ::fstatat(directory->get(), name.c_str(), &status, 0) != 0) return std::nullopt;
+  return status.st_mtime;
 }
 
 void DirectoryLayer::touch(const std::string& name) const {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,7 +48,7 @@ class DirectoryLayer : public Layer {
   DirectoryLayer(std::filesystem::path path, std::vector<std::filesystem::path> trusted, Warn warn);
 
   [[nodiscard]] FileRead read(const std::string& name, std::size_t max_bytes) const override;
-  [[nodiscard]] std::vector<ListedFile> list() const override;
+  [[nodiscard]] std::vector<ListedFile> list() const override { return scan(false); }
 
   /// The open directory; or null with errno, and why it is refused if it is not trusted.
   struct Opened {
@@ -57,10 +58,20 @@ class DirectoryLayer : public Layer {
   };
   [[nodiscard]] Opened open() const;
 
+  /// As list, with the temporaries of publishes under way or cut short (AtomicFile::is_temporary).
+  [[nodiscard]] std::vector<ListedFile> list_with_temporaries() const { return scan(true); }
+
+  /// Removes a file. True also if it was gone already.
+  bool remove(const std::string& name) const;
+  /// Modification time in seconds since 1970, or nothing.
+  [[nodiscard]] std::optional<std::int64_t> modified(const std::string& name) const;
+
   /// Marks the entry as used now, unless that was done within the last minute. Failure does not matter.
   void touch(const std::string& name) const;
 
  private:
+  [[nodiscard]] std::vector<ListedFile> scan(bool temporaries) const;
+
   std::vector<std::filesystem::path> trusted_;
   Warn warn_;
   mutable std::mutex mutex_;

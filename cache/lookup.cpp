@@ -61,4 +61,19 @@ Lookup read_entry(const Layer& layer, std::string_view key, std::string_view sig
   return found;
 }
 
+Lookup verify_entry(const Layer& layer, std::string_view key) {
+  const std::string json_file = metadata_name(key);
+  const FileRead json = layer.read(json_file, kMaxMetadataBytes);
+  std::string signature;
+  if (json.error == 0) {
+    try {
+      signature = Metadata::parse(json.bytes).signature_json;
+    } catch (const Error& e) {
+      return miss(Miss::kMalformed, layer, json_file, e.cause());
+    }
+    if (sha256_hex(signature) != key) return miss(Miss::kForeign, layer, json_file, "its signature has another key");
+  }
+  return read_entry(layer, key, signature);
+}
+
 }  // namespace commfuse::cache

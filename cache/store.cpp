@@ -4,10 +4,12 @@
 #include <cerrno>
 #include <ctime>
 #include <map>
+#include <mutex>
 #include <system_error>
 
 #include "cache/cubin.hpp"
 #include "cache/entry.hpp"
+#include "cache/gc.hpp"
 #include "cache/layer.hpp"
 #include "cache/locks.hpp"
 #include "cache/lookup.hpp"
@@ -59,8 +61,26 @@ struct Store::State {
   std::atomic<std::uint64_t> hits{0}, stored{0}, kept{0}, store_failed{0};
   std::array<std::atomic<std::uint64_t>, kMissCount> misses{};
 
+  std::mutex bound_mutex;
+  std::uint64_t bytes_believed = 0;  // in the writable directory; others add to it unseen
+  int publishes_until_scan = 0;
+
   void warn(const std::string& message) const {
     if (options.warn) options.warn(message);
+  }
+
+  // After `added` bytes were published.
+  void keep_within_bound(std::uint64_t added) {
+    constexpr int kPublishesPerScan = 64;
+    if (options.max_bytes == 0) return;
+    const std::unique_lock lock(bound_mutex, std::try_to_lock);
+    if (!lock) return;  // another thread is at it
+    bytes_believed += added;
+    if (--publishes_until_scan >= 0 && bytes_believed <= options.max_bytes) return;
+    GcOptions bound;
+    bound.max_bytes = options.max_bytes;
+    bytes_believed = collect_garbage(*writable, locks, bound).bytes_after;
+    publishes_until_scan = kPublishesPerScan;
   }
 
   Publication failed(Publication::Result result, const std::string& detail) {
@@ -166,6 +186,7 @@ Publication Store::publish(std::string_view key, std::string_view signature_json
     }
     write_entry(*opened.directory, key, cubin, json);
     ++s.stored;
+    s.keep_within_bound(cubin.size() + json.size());
     return {Result::kStored, {}};
   } catch (const std::system_error& e) {
     return s.failed(Result::kFailed, where + ": " + e.what());
@@ -209,6 +230,11 @@ std::vector<EntryInfo> Store::list() const {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const EntryInfo& a, const EntryInfo& b) { return a.key < b.key; });
   return entries;
+}
+
+GcReport Store::collect(const GcOptions& options) const {
+  if (state_->writable == nullptr) return {};
+  return collect_garbage(*state_->writable, state_->locks, options);
 }
 
 const std::vector<std::filesystem::path>& Store::layers() const noexcept { return state_->paths; }

@@ -18,6 +18,8 @@
 namespace commfuse::cache {
 
 class Locks;
+struct GcOptions;
+struct GcReport;
 
 /// Why a kernel was not found. All but kAbsent and kUncached mean that something lies there which is not the kernel;
 /// the next publish replaces it.
@@ -115,6 +117,9 @@ class Store {
   /// of once: the caller goes on with the cubin it has.
   Publication publish(std::string_view key, std::string_view signature_json, std::string_view cubin,
                       std::string_view facts_json) const;
+
+  /// Removes from the writable directory what gc.hpp says. Publishing beyond StoreOptions::max_bytes does so by itself.
+  GcReport collect(const GcOptions& options) const;
 
   /// All entries of all layers, well-formed or not, sorted by key, then by layer.
   [[nodiscard]] std::vector<EntryInfo> list() const;

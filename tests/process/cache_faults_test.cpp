@@ -8,6 +8,7 @@
 #include <map>
 
 #include "cache/file.hpp"
+#include "cache/gc.hpp"
 #include "cache/store.hpp"
 #include "process/cache_process.hpp"
 #include "unit/cache_testing.hpp"
@@ -171,6 +172,33 @@ TEST(CacheFaults, AReadOnlyMountIsReadAndWarnedOfOnce) {
               return {};
             }),
             "");
+}
+
+TEST(CacheFaults, EvictionUnderReadersIsAMissForThemAndNeverAWrongKernel) {
+  const TemporaryDirectory dir;
+  std::vector<Sample> all;
+  for (int i = 0; i < 12; ++i) all.emplace_back("kernel_" + std::to_string(i), 3000);
+  const auto read_and_heal = [&]() -> std::string {
+    const Store store(options_for(dir / "cache"));
+    for (int round = 0; round < 150; ++round) {
+      for (const Sample& sample : all) {
+        const Lookup found = sample.find(store);
+        if (found && found.hit->cubin != sample.cubin) return "a wrong kernel";
+        if (!found && !sample.publish(store).stored()) return "not stored";
+      }
+    }
+    return {};
+  };
+  std::vector<testing::Child> readers;
+  for (int i = 0; i < 3; ++i) readers.emplace_back(read_and_heal);
+  std::uint64_t removed = 0;
+  const Store store(options_for(dir / "cache"));
+  GcOptions everything;
+  everything.max_bytes = 1;
+  everything.grace = std::chrono::seconds(0);
+  for (int round = 0; round < 150; ++round) removed += store.collect(everything).removed.size();
+  for (testing::Child& reader : readers) EXPECT_EQ(reader.result(), "");
+  EXPECT_GT(removed, 0u);
 }
 
 class CacheUsers : public ::testing::Test {
