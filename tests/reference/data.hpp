@@ -16,7 +16,7 @@ class Random {
   [[nodiscard]] std::uint64_t next();
   /// In [0, bound).
   [[nodiscard]] std::uint64_t below(std::uint64_t bound) { return next() % bound; }
-  /// About normal: mean 0, deviation 1, within +-6.
+  /// About normal: mean 0, deviation 1, within +-3.5.
   [[nodiscard]] float normal();
 
  private:

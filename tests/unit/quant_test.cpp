@@ -192,6 +192,18 @@ TEST(Quantize, TakesAnyScaleFactor) {
   }
 }
 
+TEST(Quantize, RoundsTheFp4ScaleAtATie) {
+  // A sixth of 6 is exactly 1 once rounded, and 19 lies halfway between the codes of 18 and 20: the even one is 20. A
+  // slightly smaller sixth would give 18.
+  using Fp4 = Config<Quantizer::kFp4, 16, Type::kBf16, 0, ScaleLayout::kLinear>;
+  Bytes norm(16 * 2, 0);
+  reference::narrow(std::vector<float>{6.0f}, DataType::kBf16, norm, 0);
+  reference::Quantization q = quantization_of<Fp4>();
+  q.scale_factor = 19.0f;
+  EXPECT_EQ(reference::quantize(norm, DataType::kBf16, 1, 16, q).scales, (Bytes{0x5a}));
+  expect_same<Fp4>(norm, 1, q, "tie");
+}
+
 /// Every value of the type once, in rows of 256 columns: 256 rows.
 template <class C>
 void expect_same_for_every_value() {
