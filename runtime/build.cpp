@@ -11,7 +11,6 @@
 
 #include "cache/entry.hpp"
 #include "cache/store.hpp"
-#include "runtime/env.hpp"
 #include "runtime/kernel_signature.hpp"
 #include "runtime/log.hpp"
 #include "runtime/parallel.hpp"
@@ -76,13 +75,13 @@ std::vector<std::string> builds_in_cache(const cache::Store& store, const std::s
 
 class Build {
  public:
-  Build(const std::vector<KernelSpec>& specs, const BuildOptions& options, bool keep_cubins)
+  Build(const std::vector<KernelSpec>& specs, const BuildOptions& options, bool keep_cubins, const Env& environment)
       : specs_(specs),
         options_(options),
         keep_cubins_(keep_cubins),
         store_({.directories = cache::find_directories(cache::Environment::of_process(), options.cache_dir),
                 .warn = [](std::string_view message) { log(LogLevel::kWarning, message); }}),
-        toolchains_(env(), ToolchainMemo(store_.directories())) {
+        toolchains_(environment, ToolchainMemo(store_.directories())) {
     result_.report.kernels.resize(specs.size());
     result_.kernels.resize(specs.size());
   }
@@ -184,6 +183,11 @@ class Build {
     const auto start = Clock::now();
     try {
       return step();
+    } catch (...) {
+      result_.kernels[i].failed = std::current_exception();
+    }
+    try {
+      std::rethrow_exception(result_.kernels[i].failed);
     } catch (const Error& error) {
       report(i).error_code = error.code();
       report(i).error = error.what();
@@ -195,7 +199,6 @@ class Build {
       report(i).error = error.what();
     }
     report(i).origin = KernelOrigin::kFailed;
-    result_.kernels[i].failed = std::current_exception();
     finish(i, start, {});
     return true;
   }
@@ -227,8 +230,9 @@ class Build {
 
 }  // namespace
 
-BuildResult build_kernels(const std::vector<KernelSpec>& specs, const BuildOptions& options, bool keep_cubins) {
-  return Build(specs, options, keep_cubins).run();
+BuildResult build_kernels(const std::vector<KernelSpec>& specs, const BuildOptions& options, bool keep_cubins,
+                          const Env& environment) {
+  return Build(specs, options, keep_cubins, environment).run();
 }
 
 }  // namespace commfuse::runtime

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "commfuse/engine.hpp"
+#include "runtime/env.hpp"
 
 namespace commfuse::runtime {
 
@@ -23,6 +24,6 @@ struct BuildResult {
 /// Finds or compiles each of `specs` (no two alike). One kernel's failure does not stop the others. Without a compiler,
 /// what the cache holds is used, whichever NVRTC made it; throws that compiler's Error where it holds nothing at all.
 [[nodiscard]] BuildResult build_kernels(const std::vector<KernelSpec>& specs, const BuildOptions& options,
-                                        bool keep_cubins);
+                                        bool keep_cubins, const Env& environment = env());
 
 }  // namespace commfuse::runtime
