@@ -388,7 +388,7 @@ void Engine::finish_block(Block& block) {
 void Engine::complete_drained() {
   for (std::size_t i = 0; i < draining_.size();) {
     Launch& launch = *draining_[i];
-    if (launch.exited.empty() && !ranks_[launch.rank].ordered.has_eager()) {
+    if (launch.exited.empty() && ranks_[launch.rank].ordered.eager_size() == 0) {
       draining_.erase(draining_.begin() + static_cast<std::ptrdiff_t>(i));
       complete(launch);
     } else {

@@ -82,6 +82,7 @@ class Engine {
   /// Brings a word to memory, after the older stores to it in the sets around its own.
   void deliver(PendingStores* outer, const PendingStores::Word& word);
   void deliver_all(PendingStores& set);
+  void deliver_at(PendingStores& set, u32 position);
   void deliver_word_of(Thread& thread, u64 key);
   void move(PendingStores& from, PendingStores& to);
   void deliver_some();

@@ -76,26 +76,25 @@ void Engine::deliver_word_of(Thread& thread, u64 key) {
   }
 }
 
+void Engine::deliver_at(PendingStores& set, u32 position) {
+  const PendingStores::Word word = set.at(position);
+  set.erase(word.key);
+  deliver(set.outer(), word);
+}
+
 void Engine::deliver_some() {
   u64 budget = std::max<u64>(1, pending_.words / delivery_divisor_);
   while (budget-- > 0 && !pending_.sets.empty()) {
     PendingStores* set = pending_.sets[random_.below(pending_.sets.size())];
     if (weak_drift_) {
-      const PendingStores::Word word = set->pick(random_.next());
-      deliver(set->outer(), word);
-      set->erase(word.key);
+      deliver_at(*set, random_.below(set->size()));
       continue;
     }
     if (pending_.eager_words == 0) return;
-    if (!set->has_eager()) {
-      const auto first = random_.below(pending_.sets.size());
-      for (size_t i = 0; i < pending_.sets.size() && !set->has_eager(); ++i) {
-        set = pending_.sets[(first + i) % pending_.sets.size()];
-      }
+    for (std::size_t i = random_.below(pending_.sets.size()); set->eager_size() == 0; ++i) {
+      set = pending_.sets[i % pending_.sets.size()];
     }
-    const PendingStores::Word word = set->pick_eager(random_.next());
-    deliver(set->outer(), word);
-    set->erase(word.key);
+    deliver_at(*set, random_.below(set->eager_size()));
   }
 }
 
@@ -152,9 +151,7 @@ void Engine::store(Thread& thread, void* address, const void* value, u32 bytes, 
     }
     thread.pending.put({first + 4 * i, content[i], static_cast<u8>(mask), eager});
     if (thread.pending.size() > kMaxPendingOfThread) {
-      const PendingStores::Word word = thread.pending.pick(random_.next());
-      deliver(thread.pending.outer(), word);
-      thread.pending.erase(word.key);
+      deliver_at(thread.pending, random_.below(thread.pending.size()));
     }
   }
 }

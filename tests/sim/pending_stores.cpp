@@ -1,118 +1,126 @@
 #include "sim/pending_stores.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace commfuse::sim {
 
-const PendingStores::Word* PendingStores::find(u64 key) const {
-  if (count_ == 0) return nullptr;
-  const std::size_t last = slots_.size() - 1;
-  for (std::size_t slot = home(key); slots_[slot].key != 0; slot = (slot + 1) & last) {
-    if (slots_[slot].key == key) return &slots_[slot];
+std::size_t PendingStores::slot_of(u64 key) const {
+  const std::size_t last = index_.size() - 1;
+  std::size_t slot = home(key);
+  while (index_[slot] != 0 && words_[index_[slot] - 1].key != key) slot = (slot + 1) & last;
+  return slot;
+}
+
+u32 PendingStores::position_of(u64 key) const {
+  if (indexed_) return index_[slot_of(key)] - 1;
+  for (u32 position = 0; position < words_.size(); ++position) {
+    if (words_[position].key == key) return position;
   }
-  return nullptr;
+  return kNowhere;
+}
+
+void PendingStores::swap_words(u32 a, u32 b) {
+  if (a == b) return;
+  if (indexed_) {
+    // Both slots first: while the words change places, the index leads to the wrong ones.
+    const std::size_t slot_a = slot_of(words_[a].key);
+    const std::size_t slot_b = slot_of(words_[b].key);
+    std::swap(index_[slot_a], index_[slot_b]);
+  }
+  std::swap(words_[a], words_[b]);
+}
+
+void PendingStores::build_index(std::size_t slots) {
+  index_.assign(slots, 0);
+  index_shift_ = 64 - static_cast<u32>(__builtin_ctzll(slots));
+  for (u32 position = 0; position < words_.size(); ++position) index_[slot_of(words_[position].key)] = position + 1;
+  indexed_ = true;
 }
 
 void PendingStores::put(const Word& word) {
-  if ((count_ + 1) * 2 > slots_.size()) grow();
-  const std::size_t last = slots_.size() - 1;
-  std::size_t slot = home(word.key);
-  while (slots_[slot].key != 0 && slots_[slot].key != word.key) slot = (slot + 1) & last;
-  Word& entry = slots_[slot];
-  if (entry.key == 0) {
-    if (count_ == 0) {
-      position_ = static_cast<u32>(totals_->sets.size());
+  u32 position = position_of(word.key);
+  if (position == kNowhere) {
+    if (words_.empty()) {
+      place_in_totals_ = static_cast<u32>(totals_->sets.size());
       totals_->sets.push_back(this);
     }
-    ++count_;
+    position = size();
+    words_.push_back({word.key, 0, 0, false});
     ++totals_->words;
-    entry = {word.key, 0, 0, false};
+    const bool full = words_.size() * 2 > index_.size();
+    if (indexed_ ? full : words_.size() > kMaxUnindexed) {
+      build_index(full ? std::max<std::size_t>(32, index_.size() * 2) : index_.size());
+    } else if (indexed_) {
+      index_[slot_of(word.key)] = position + 1;
+    }
   }
   u32 bytes = 0;
   for (u32 byte = 0; byte < 4; ++byte) {
     if ((word.mask >> byte & 1u) != 0) bytes |= 0xffu << 8 * byte;
   }
+  Word& entry = words_[position];
   entry.value = (entry.value & ~bytes) | (word.value & bytes);
   entry.mask = static_cast<u8>(entry.mask | word.mask);
   if (word.eager && !entry.eager) {
     entry.eager = true;
-    ++eager_;
     ++totals_->eager_words;
+    swap_words(position, eager_++);
   }
 }
 
-void PendingStores::erase(u64 key) {
-  if (count_ == 0) return;
-  const std::size_t last = slots_.size() - 1;
-  std::size_t slot = home(key);
-  while (slots_[slot].key != key) {
-    if (slots_[slot].key == 0) return;
-    slot = (slot + 1) & last;
-  }
-  if (slots_[slot].eager) {
-    --eager_;
-    --totals_->eager_words;
-  }
+void PendingStores::forget_slot(u64 key) {
+  const std::size_t last = index_.size() - 1;
+  std::size_t gap = slot_of(key);
   // Close the gap: move back every entry of the run whose home does not lie between the gap and itself.
-  std::size_t gap = slot;
-  for (std::size_t next = (gap + 1) & last; slots_[next].key != 0; next = (next + 1) & last) {
-    if (((next - home(slots_[next].key)) & last) >= ((next - gap) & last)) {
-      slots_[gap] = slots_[next];
+  for (std::size_t next = (gap + 1) & last; index_[next] != 0; next = (next + 1) & last) {
+    if (((next - home(words_[index_[next] - 1].key)) & last) >= ((next - gap) & last)) {
+      index_[gap] = index_[next];
       gap = next;
     }
   }
-  slots_[gap] = Word{};
-  --totals_->words;
-  if (--count_ == 0) {
-    totals_->sets[position_] = totals_->sets.back();
-    totals_->sets[position_]->position_ = position_;
-    totals_->sets.pop_back();
+  index_[gap] = 0;
+}
+
+void PendingStores::erase(u64 key) {
+  u32 position = position_of(key);
+  if (position == kNowhere) return;
+  if (size() == 1) {
+    clear();
+    return;
   }
+  if (position < eager_) {
+    --totals_->eager_words;
+    swap_words(position, --eager_);
+    position = eager_;
+  }
+  swap_words(position, size() - 1);
+  if (indexed_) forget_slot(key);
+  words_.pop_back();
+  --totals_->words;
+}
+
+void PendingStores::leave_totals() {
+  totals_->sets[place_in_totals_] = totals_->sets.back();
+  totals_->sets[place_in_totals_]->place_in_totals_ = place_in_totals_;
+  totals_->sets.pop_back();
 }
 
 void PendingStores::make_eager() {
-  for (Word& word : slots_) word.eager = word.key != 0;
-  totals_->eager_words += count_ - eager_;
-  eager_ = count_;
-}
-
-const PendingStores::Word& PendingStores::pick(u64 chance) const {
-  const std::size_t last = slots_.size() - 1;
-  std::size_t slot = chance & last;
-  while (slots_[slot].key == 0) slot = (slot + 1) & last;
-  return slots_[slot];
-}
-
-const PendingStores::Word& PendingStores::pick_eager(u64 chance) const {
-  const std::size_t last = slots_.size() - 1;
-  std::size_t slot = chance & last;
-  while (slots_[slot].key == 0 || !slots_[slot].eager) slot = (slot + 1) & last;
-  return slots_[slot];
+  totals_->eager_words += size() - eager_;
+  for (u32 position = eager_; position < size(); ++position) words_[position].eager = true;
+  eager_ = size();
 }
 
 void PendingStores::clear() {
-  if (count_ == 0) return;
-  totals_->words -= count_;
+  if (words_.empty()) return;
+  leave_totals();
+  totals_->words -= words_.size();
   totals_->eager_words -= eager_;
-  totals_->sets[position_] = totals_->sets.back();
-  totals_->sets[position_]->position_ = position_;
-  totals_->sets.pop_back();
-  count_ = 0;
+  if (indexed_) std::fill(index_.begin(), index_.end(), 0);
+  indexed_ = false;
   eager_ = 0;
-  std::fill(slots_.begin(), slots_.end(), Word{});
-}
-
-void PendingStores::grow() {
-  std::vector<Word> old(slots_.empty() ? 8 : slots_.size() * 2);
-  old.swap(slots_);
-  shift_ = 64 - static_cast<u32>(__builtin_ctzll(slots_.size()));
-  const std::size_t last = slots_.size() - 1;
-  for (const Word& word : old) {
-    if (word.key == 0) continue;
-    std::size_t slot = home(word.key);
-    while (slots_[slot].key != 0) slot = (slot + 1) & last;
-    slots_[slot] = word;
-  }
+  words_.clear();
 }
 
 }  // namespace commfuse::sim

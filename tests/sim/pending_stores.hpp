@@ -20,7 +20,7 @@ struct PendingTotals {
 class PendingStores {
  public:
   struct Word {
-    u64 key = 0;  ///< Arena::Key of the word; 0 marks an empty slot
+    u64 key = 0;  ///< Arena::Key of the word
     u32 value = 0;
     u8 mask = 0;  ///< which of its bytes were stored
     bool eager = false;
@@ -37,39 +37,48 @@ class PendingStores {
     outer_ = outer;
   }
   [[nodiscard]] PendingStores* outer() const { return outer_; }
-  [[nodiscard]] bool empty() const { return count_ == 0; }
-  [[nodiscard]] u32 size() const { return count_; }
-  [[nodiscard]] bool has_eager() const { return eager_ != 0; }
+  [[nodiscard]] bool empty() const { return words_.empty(); }
+  [[nodiscard]] u32 size() const { return static_cast<u32>(words_.size()); }
+  [[nodiscard]] u32 eager_size() const { return eager_; }
 
-  [[nodiscard]] const Word* find(u64 key) const;
+  /// The eager words come first.
+  [[nodiscard]] const Word& at(u32 position) const { return words_[position]; }
+  [[nodiscard]] const Word* find(u64 key) const {
+    const u32 position = position_of(key);
+    return position == kNowhere ? nullptr : &words_[position];
+  }
   /// The newer store wins, byte by byte.
   void put(const Word& word);
   void erase(u64 key);
   void make_eager();
-  /// The first word at or behind a slot chosen by `chance`. The set is not empty.
-  [[nodiscard]] const Word& pick(u64 chance) const;
-  [[nodiscard]] const Word& pick_eager(u64 chance) const;
 
-  /// Empties the set, giving each word to `consume` in an order that has nothing to do with program order.
+  /// Gives each word to `consume` and empties the set.
   template <typename Consume>
   void drain(Consume&& consume) {
-    if (count_ == 0) return;
-    for (const Word& word : slots_) {
-      if (word.key != 0) consume(word);
-    }
+    for (const Word& word : words_) consume(word);
     clear();
   }
   void clear();
 
  private:
-  [[nodiscard]] std::size_t home(u64 key) const { return (key * 0x9e3779b97f4a7c15ull) >> shift_; }
-  void grow();
+  static constexpr u32 kNowhere = ~0u;
+  static constexpr std::size_t kMaxUnindexed = 8;
 
-  std::vector<Word> slots_;  // open addressing, a power of two
-  u32 shift_ = 64;           // 64 - log2(slots)
-  u32 count_ = 0;
+  [[nodiscard]] u32 position_of(u64 key) const;
+  /// The slot of the index that holds `key`, or the empty one where it belongs.
+  [[nodiscard]] std::size_t slot_of(u64 key) const;
+  [[nodiscard]] std::size_t home(u64 key) const { return (key * 0x9e3779b97f4a7c15ull) >> index_shift_; }
+  void swap_words(u32 a, u32 b);
+  void build_index(std::size_t slots);
+  void forget_slot(u64 key);
+  void leave_totals();
+
+  std::vector<Word> words_;
   u32 eager_ = 0;
-  u32 position_ = 0;  // in totals_->sets
+  u32 index_shift_ = 64;     // 64 - log2(slots)
+  std::vector<u32> index_;   // open addressing: position + 1, 0 where empty; a power of two
+  bool indexed_ = false;     // few words are searched one by one
+  u32 place_in_totals_ = 0;  // in totals_->sets
   PendingTotals* totals_ = nullptr;
   PendingStores* outer_ = nullptr;
 };
