@@ -28,10 +28,25 @@ target_include_directories(commfuse_valijson SYSTEM INTERFACE ${COMMFUSE_VALIJSO
 
 # CUDA headers only (types of the driver and NVRTC interfaces); both libraries are opened at run time. Looked for in
 # CUDA_HOME, the usual place, and the folder that scripts/install_deps.sh fills where there is no toolkit.
-find_path(COMMFUSE_CUDA_INCLUDE cuda.h
-          HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include ${PROJECT_SOURCE_DIR}/.cuda/include NO_DEFAULT_PATH)
+set(commfuse_cuda_places ${PROJECT_SOURCE_DIR}/.cuda/include)
+if(NOT "$ENV{COMMFUSE_IGNORE_TOOLKIT}")
+  list(PREPEND commfuse_cuda_places $ENV{CUDA_HOME}/include /usr/local/cuda/include)
+endif()
+foreach(place IN LISTS commfuse_cuda_places)
+  if(NOT COMMFUSE_CUDA_INCLUDE AND EXISTS ${place}/cuda.h AND EXISTS ${place}/nvrtc.h)
+    set(COMMFUSE_CUDA_INCLUDE ${place} CACHE PATH "Folder of cuda.h and nvrtc.h")
+  endif()
+endforeach()
 if(NOT COMMFUSE_CUDA_INCLUDE)
-  message(FATAL_ERROR "cuda.h not found in CUDA_HOME, /usr/local/cuda/include or .cuda/include; run scripts/install_deps.sh")
+  message(FATAL_ERROR "cuda.h and nvrtc.h not found in any of ${commfuse_cuda_places}; run scripts/install_deps.sh")
+endif()
+# A program looks for private CUDA libraries in lib/commfuse/cuda below the folders above its own, so that none holds a
+# path of the machine that built it. This is where programs of the build tree find those of the source tree.
+if(EXISTS ${PROJECT_SOURCE_DIR}/.cuda/lib)
+  foreach(folder lib/commfuse tests/lib/commfuse)
+    file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/${folder})
+    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/.cuda ${PROJECT_BINARY_DIR}/${folder}/cuda SYMBOLIC)
+  endforeach()
 endif()
 add_library(commfuse_cuda_headers INTERFACE)
 target_include_directories(commfuse_cuda_headers SYSTEM INTERFACE ${COMMFUSE_CUDA_INCLUDE})
