@@ -22,7 +22,6 @@ Connection::Connection(Descriptor socket, Descriptors descriptors)
 
 void Connection::lose(std::string why) {
   if (loss_.empty()) loss_ = std::move(why);
-  outgoing_.clear();
 }
 
 void Connection::send(Message message, Descriptor descriptor) {
@@ -38,7 +37,7 @@ void Connection::send(Message message, Descriptor descriptor) {
 }
 
 void Connection::write_some() {
-  while (!outgoing_.empty() && !is_lost()) {
+  while (!outgoing_.empty()) {
     Outgoing& entry = outgoing_.front();
     iovec part = {entry.bytes.data() + entry.written, entry.bytes.size() - entry.written};
     msghdr header = {};
@@ -122,9 +121,8 @@ void Connection::read_some() {
 }
 
 void Connection::pump() {
-  if (is_lost()) return;
   write_some();
-  read_some();
+  if (!is_lost()) read_some();
 }
 
 std::optional<Message> Connection::take() {
@@ -161,8 +159,8 @@ Descriptor Connection::take_descriptor() {
 }
 
 short Connection::interest() const noexcept {
-  if (is_lost()) return 0;
-  const bool reads = ending_.empty() && incoming_.size() - parsed_ < 2 * (kHeaderBytes + kTagBytes + limit_);
+  const bool reads =
+      !is_lost() && ending_.empty() && incoming_.size() - parsed_ < 2 * (kHeaderBytes + kTagBytes + limit_);
   return static_cast<short>((reads ? POLLIN : 0) | (outgoing_.empty() ? 0 : POLLOUT));
 }
 

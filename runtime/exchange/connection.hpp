@@ -15,7 +15,7 @@
 namespace commfuse::runtime {
 
 /// Never blocks and never throws for what the other side does: a connection that ended, broke or carried something that
-/// is not a message is `lost`, once the whole messages that came before are taken.
+/// is not a message is `lost`, once the whole messages that came before are taken. A failure may still be sent there.
 class Connection {
  public:
   enum class Descriptors { kRefused, kExpected };
@@ -38,11 +38,11 @@ class Connection {
 
   [[nodiscard]] bool is_flushed() const noexcept { return outgoing_.empty(); }
   /// What was queued can no longer be sent.
-  [[nodiscard]] bool has_send_failed() const noexcept { return send_failed_ || is_lost(); }
+  [[nodiscard]] bool has_send_failed() const noexcept { return send_failed_; }
   /// After take() returned nothing: no message will come any more, for the reason `loss()`.
   [[nodiscard]] bool is_lost() const noexcept { return !loss_.empty(); }
   [[nodiscard]] const std::string& loss() const noexcept { return loss_; }
-  /// What poll() should watch; 0 for a lost connection.
+  /// What poll() should watch; 0 where nothing can come and nothing is to be sent.
   [[nodiscard]] short interest() const noexcept;
 
  private:
@@ -72,7 +72,7 @@ class Connection {
 };
 
 /// Waits until one of the connections can do something, lets all that can do it, and returns; or the deadline passes.
-/// Null and lost connections are passed over. Of `others`, the revents are filled in.
+/// Null connections and those without interest are passed over. Of `others`, the revents are filled in.
 void pump_all(std::span<Connection* const> connections, Deadline deadline, std::span<pollfd> others = {});
 
 }  // namespace commfuse::runtime

@@ -8,7 +8,7 @@ namespace commfuse::runtime {
 namespace {
 
 constexpr Timeout kFirstPause = Timeout(2);
-constexpr Timeout kLongestPause = Timeout(50);
+constexpr Timeout kLongestPause = Timeout(100);
 
 class Visit {
  public:
@@ -17,7 +17,7 @@ class Visit {
   Company run() {
     Timeout pause = kFirstPause;
     for (;;) {
-      Descriptor socket = meeting_.transport->knock(meeting_.key, meeting_.address, deadline_, trouble_);
+      Descriptor socket = meeting_.transport->knock(meeting_.key, meeting_.address, deadline_, closed_);
       if (socket.is_open()) {
         pause = kLongestPause;
         const int number = socket.get();
@@ -132,7 +132,8 @@ class Visit {
             "exchange '" + meeting_.group + "' could not be set up",
             "rank " + std::to_string(meeting_.rank) + " did not get through to rank 0 at " +
                 meeting_.transport->place(meeting_.key, meeting_.address) + " within " +
-                std::to_string(std::chrono::ceil<Timeout>(Clock::now() - started_).count()) + " ms: " + trouble_,
+                std::to_string(std::chrono::ceil<Timeout>(Clock::now() - started_).count()) +
+                " ms: " + (trouble_.empty() ? closed_ : trouble_),
             "See whether rank 0 was started, with the same group name, size and key, and whether this place can be "
             "reached"};
   }
@@ -140,7 +141,8 @@ class Visit {
   const Meeting& meeting_;
   Deadline deadline_;
   Deadline started_;
-  std::string trouble_;
+  std::string closed_;   ///< why it could not connect, the last time
+  std::string trouble_;  ///< what became of the last connection; tells more
 };
 
 }  // namespace

@@ -78,7 +78,8 @@ class Reception {
   }
 
   void accept_newcomers() {
-    for (;;) {
+    // A bounded number at a time, so that a flood of strangers cannot keep this rank from hearing those inside.
+    for (std::size_t count = 0; count < kMaxStrangers; ++count) {
       Descriptor socket(::accept4(door_->socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket.is_open()) {
         if (errno == EMFILE || errno == ENFILE) {

@@ -49,16 +49,15 @@ struct AddressList {
     addrinfo hints = {};
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = AI_NUMERICSERV;
-    const int status = ::getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &first);
-    if (status != 0) {
-      throw Error(Code::kNotFound, "cannot find the host of '" + address + "'", ::gai_strerror(status),
-                  "Give its numeric address");
-    }
+    status = ::getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &first);
   }
   AddressList(const AddressList&) = delete;
   AddressList& operator=(const AddressList&) = delete;
-  ~AddressList() { ::freeaddrinfo(first); }
+  ~AddressList() {
+    if (first != nullptr) ::freeaddrinfo(first);
+  }
   addrinfo* first = nullptr;
+  int status = 0;
 };
 
 std::string numeric(const sockaddr* address, socklen_t length, bool with_port) {
@@ -83,9 +82,12 @@ void send_at_once(int socket) {
 
 class TcpDoor final : public Door {
  public:
-  explicit TcpDoor(Descriptor socket) : socket_(std::move(socket)) {}
+  TcpDoor(Descriptor socket, std::string host) : socket_(std::move(socket)), host_(std::move(host)) {}
   int socket() const noexcept override { return socket_.get(); }
-  std::string address() const override { return own_address(socket_.get(), true); }
+  std::string address() const override {
+    const std::string bound = own_address(socket_.get(), true);
+    return host_ + bound.substr(bound.rfind(':'));
+  }
   /// Anybody may knock; the hello shows who has the key.
   bool admits(int accepted) const override {
     send_at_once(accepted);
@@ -94,6 +96,7 @@ class TcpDoor final : public Door {
 
  private:
   Descriptor socket_;
+  std::string host_;
 };
 
 class TcpTransport final : public Transport {
@@ -105,6 +108,10 @@ class TcpTransport final : public Transport {
   std::unique_ptr<Door> open_door(const Key&, const std::string& address, Deadline deadline) override {
     const std::string& own = address.empty() ? split_address_ : listen_address_;
     const AddressList found(own);
+    if (found.status != 0) {
+      throw Error(Code::kNotFound, "cannot find the host of '" + own + "'", ::gai_strerror(found.status),
+                  "Give a numeric address of this host");
+    }
     for (;;) {
       Descriptor socket(::socket(found.first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (!socket.is_open()) throw Error(Code::kIo, "cannot make a TCP socket", errno_text(errno));
@@ -112,8 +119,12 @@ class TcpTransport final : public Transport {
       ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
       if (::bind(socket.get(), found.first->ai_addr, found.first->ai_addrlen) == 0 &&
           ::listen(socket.get(), kMaxExchangeSize) == 0) {
-        if (!address.empty()) split_address_ = own_address(socket.get(), false);
-        return std::make_unique<TcpDoor>(std::move(socket));
+        if (!address.empty()) {
+          split_address_ = own_address(socket.get(), false);
+          // Where it listens may be an address for any; the others know the one that they were told.
+          known_host_ = address.substr(0, address.rfind(':'));
+        }
+        return std::make_unique<TcpDoor>(std::move(socket), known_host_);
       }
       const int number = errno;
       if (number != EADDRINUSE || Clock::now() >= deadline) {
@@ -126,7 +137,9 @@ class TcpTransport final : public Transport {
   }
 
   Descriptor knock(const Key&, const std::string& address, Deadline deadline, std::string& why) override {
+    // Where hosts get their names when they start, rank 0's may not exist yet.
     const AddressList found(address);
+    if (found.status != 0) why = std::string("its host is not found: ") + ::gai_strerror(found.status);
     for (const addrinfo* entry = found.first; entry != nullptr; entry = entry->ai_next) {
       Descriptor socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (!socket.is_open()) throw Error(Code::kIo, "cannot make a TCP socket", errno_text(errno));
@@ -139,7 +152,10 @@ class TcpTransport final : public Transport {
   }
 
   std::string place(const Key&, const std::string& address) const override { return address; }
-  void note_connection(int socket) override { split_address_ = own_address(socket, false); }
+  void note_connection(int socket) override {
+    split_address_ = own_address(socket, false);
+    known_host_ = split_address_.substr(0, split_address_.rfind(':'));
+  }
   const ExchangeKey* secret() const noexcept override { return &secret_; }
   const std::filesystem::path& directory() const noexcept override { return directory_; }
 
@@ -172,6 +188,7 @@ class TcpTransport final : public Transport {
   std::filesystem::path directory_;
   std::string listen_address_;
   std::string split_address_;  ///< where this rank is reached by the others, with port 0: any free one
+  std::string known_host_;     ///< that address as the others know it
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // One rank of a group, as a process of its own: exchange_peer KEY=VALUE... STEP...
 //
-// Keys: means (unix, tcp, environment), group, rank, size, directory, address, secret, host, timeout (milliseconds).
-// Steps are done in order, on the exchange of the group: see `steps` below. Prints "done", or "error CODE [RANKS]
-// TEXT".
+// Keys: means (unix, tcp, environment, mpi), group, rank, size, directory, address, secret, host, timeout
+// (milliseconds). Steps are done in order, on the exchange of the group: see `steps` below. Prints "done", or "error
+// CODE [RANKS] TEXT".
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,6 +16,9 @@
 #include <thread>
 
 #include "commfuse/exchange.hpp"
+#ifdef COMMFUSE_EXCHANGE_PEER_MPI
+#include "commfuse/exchange_mpi.hpp"
+#endif
 
 namespace {
 
@@ -145,6 +148,10 @@ const std::map<std::string, std::function<void(Run&, const std::string&)>> steps
     {"sleep", [](Run&, const std::string& time) { std::this_thread::sleep_for(Timeout(std::stol(time))); }},
     {"kill", [](Run&, const std::string&) { ::raise(SIGKILL); }},
     {"stop", [](Run&, const std::string&) { ::raise(SIGSTOP); }},
+    {"late",
+     [](Run& run, const std::string& rank) {
+       if (run.exchange->rank() == std::stoi(rank)) std::this_thread::sleep_for(2 * run.timeout);
+     }},
     {"say", say},
     {"wait", wait_for_line},
 };
@@ -159,6 +166,10 @@ void start(Run& run) {
   if (means == "environment") {
     run.exchange = commfuse::make_exchange_from_environment(commfuse::process_environment(),
                                                             numbers(run.option("members")), run.timeout);
+#ifdef COMMFUSE_EXCHANGE_PEER_MPI
+  } else if (means == "mpi") {
+    run.exchange = commfuse::make_mpi_exchange(MPI_COMM_WORLD, "mpi", run.timeout);
+#endif
   } else if (means == "unix") {
     run.exchange = commfuse::make_unix_exchange({run.option("group", "group"), std::stoi(run.option("rank")),
                                                  std::stoi(run.option("size")), run.option("directory"), host},
@@ -175,6 +186,14 @@ void start(Run& run) {
 }  // namespace
 
 int main(int count, char** arguments) {
+#ifdef COMMFUSE_EXCHANGE_PEER_MPI
+  MPI_Init(&count, &arguments);
+  // Goes after the exchange. mpirun ends all ranks as soon as one of them returns an error, hence the return value.
+  const std::unique_ptr<int, void (*)(int*)> end(&count, [](int*) { MPI_Finalize(); });
+  constexpr int kFailed = 0;
+#else
+  constexpr int kFailed = 3;
+#endif
   Run run;
   try {
     int next = 1;
@@ -200,5 +219,5 @@ int main(int count, char** arguments) {
   } catch (const std::exception& error) {
     std::cout << "error " << error.what() << std::endl;
   }
-  return 3;
+  return kFailed;
 }
