@@ -19,6 +19,7 @@ struct Cluster;
 struct Launch;
 
 constexpr u32 kWarpSize = 32;
+constexpr u32 kMaxWatched = 24;
 
 enum class ThreadState : u8 {
   kReady,
@@ -39,6 +40,11 @@ struct Thread {
   bool cluster_arrived = false;  ///< called cluster_arrive() and not yet cluster_wait()
   u64 cluster_phase = 0;         ///< Cluster::phase at that call
   u64 last_load = 0;             ///< key; what a spinning thread is waiting for
+  u64 wakes = 0;                 ///< how often it stopped spinning, over all its lives
+  u64 polling_since = 0;         ///< Engine::changes_ when it began to read what it will spin on
+  u32 watched = 0;               ///< units in `watch`; more than it holds: anything may be what it waits for
+  u32 place_in_watching = 0;     ///< in Rank::watching
+  u64 watch[kMaxWatched];        ///< WatchTable units read since it last spun
   PendingStores pending;
   boost::context::fiber fiber;
   void* stack_top = nullptr;
@@ -123,9 +129,10 @@ struct Rank {
   std::deque<std::unique_ptr<Launch>> launches;  ///< in order, incomplete ones and complete ones behind them
   u64 launch_count = 0;
   ReadyList ready;
-  ReadyList spinning;
-  u64 polled_at = 0;      ///< Engine::changes_ when the spinning threads were last made ready
-  PendingStores ordered;  ///< visible to the rank's threads
+  std::vector<Thread*> watching;  ///< spinning; woken when something that they read has changed
+  ReadyList restless;             ///< spinning; poll after any change
+  u64 polled_at = 0;              ///< Engine::changes_ when the restless threads were last made ready
+  PendingStores ordered;          ///< visible to the rank's threads
 };
 
 }  // namespace commfuse::sim

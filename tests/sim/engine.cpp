@@ -19,6 +19,8 @@ namespace {
 constexpr u32 kMostOperationsInOneTurn = 4096;
 constexpr u64 kFirstLeapNs = 1'000;
 constexpr u64 kLongestLeapNs = 1'000'000'000;
+// Kernels look at the clock, and at the abort word, only once in so many polls; the leaps must not outrun them.
+constexpr u32 kRoundsPerLeap = 64;
 
 /// Stacks stay mapped from world to world: page faults would otherwise dominate small executions.
 StackPool& stack_pool() {
@@ -132,7 +134,7 @@ void Engine::admit_cluster(Launch& launch) {
     block.index = launch.next_block++;
     block.live = shape.threads;
     block.ordered.attach(&pending_, &cluster->ordered);
-    block.threads = std::make_unique<Thread[]>(shape.threads);
+    block.threads = take_threads(shape.threads);
     block.warps.resize((shape.threads + kWarpSize - 1) / kWarpSize);
     if (shape.threads % kWarpSize != 0) block.warps.back().exited = ~0u << shape.threads % kWarpSize;
     for (u32 i = 0; i < shape.threads; ++i) {
@@ -140,6 +142,10 @@ void Engine::admit_cluster(Launch& launch) {
       thread.engine = this;
       thread.block = &block;
       thread.index = i;
+      thread.state = ThreadState::kReady;
+      thread.cluster_arrived = false;
+      thread.watched = 0;
+      thread.polling_since = changes_;
       thread.pending.attach(&pending_, &block.ordered);
       ranks_[launch.rank].ready.push(&thread);
     }
@@ -149,32 +155,57 @@ void Engine::admit_cluster(Launch& launch) {
   ++changes_;
 }
 
+std::unique_ptr<Thread[]> Engine::take_threads(u32 count) {
+  auto& ended = ended_threads_[count];
+  if (ended.empty()) return std::make_unique<Thread[]>(count);
+  auto threads = std::move(ended.back());
+  ended.pop_back();
+  return threads;
+}
+
 // ---- who runs next --------------------------------------------------------------------------------------------------
 
-void Engine::promote_spinning(Rank& rank) {
+void Engine::promote_restless(Rank& rank) {
   rank.polled_at = changes_;
-  while (!rank.spinning.empty()) {
-    Thread* thread = rank.spinning.take(0);
-    thread->state = ThreadState::kReady;
-    rank.ready.push(thread);
+  while (!rank.restless.empty()) wake(*rank.restless.take(0));
+}
+
+void Engine::poll_all(Rank& rank) {
+  promote_restless(rank);
+  while (!rank.watching.empty()) {
+    Thread* thread = rank.watching.front();
+    stop_watching(*thread);
+    wake(*thread);
   }
 }
 
+void Engine::stop_watching(Thread& thread) {
+  std::vector<Thread*>& watching = ranks_[thread.block->cluster->launch->rank].watching;
+  watching.back()->place_in_watching = thread.place_in_watching;
+  watching[thread.place_in_watching] = watching.back();
+  watching.pop_back();
+  ++thread.wakes;
+}
+
 bool Engine::runnable(Rank& rank) {
-  if (rank.ready.empty() && !rank.spinning.empty() && rank.polled_at != changes_) promote_spinning(rank);
+  if (rank.ready.empty() && !rank.restless.empty() && rank.polled_at != changes_) promote_restless(rank);
   return !rank.ready.empty();
 }
 
 Thread* Engine::take_from(u32 index) {
+  ReadyList& ready = ranks_[index].ready;
+  return ready.take(options_.policy == Policy::kRoundRobin ? 0 : random_.below(ready.size()));
+}
+
+/// Now and then a thread polls although nothing that it read has changed: its time may have come.
+Thread* Engine::pick_idle_poller() {
+  const u32 index = random_.below(ranks());
   Rank& rank = ranks_[index];
-  if (options_.policy == Policy::kRoundRobin) return rank.ready.take(0);
-  // Now and then a spinning thread polls although others of its rank are busy.
-  if (!rank.spinning.empty() && rank.polled_at != changes_ && random_.one_in(16)) {
-    Thread* thread = rank.spinning.take(random_.below(rank.spinning.size()));
-    thread->state = ThreadState::kReady;
-    return thread;
-  }
-  return rank.ready.take(random_.below(rank.ready.size()));
+  if (rank.watching.empty() || (options_.policy == Policy::kStarveOne && index == subject_)) return nullptr;
+  Thread* thread = rank.watching[random_.below(rank.watching.size())];
+  stop_watching(*thread);
+  thread->state = ThreadState::kReady;
+  return thread;
 }
 
 Thread* Engine::pick_other_than(u32 excluded) {
@@ -188,6 +219,10 @@ Thread* Engine::pick_other_than(u32 excluded) {
 
 Thread* Engine::pick() {
   constexpr u32 kNoRank = ~0u;
+  constexpr u32 kIdlePollPeriod = 64;
+  if (random_.one_in(kIdlePollPeriod)) {
+    if (Thread* thread = pick_idle_poller()) return thread;
+  }
   switch (options_.policy) {
     case Policy::kRoundRobin:
       for (u32 i = 0; i < ranks(); ++i) {
@@ -253,13 +288,14 @@ void Engine::idle() {
     idle_rounds_ = 0;
     idle_leap_ = kFirstLeapNs;
   }
-  const bool polling = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.spinning.empty(); });
+  const bool polling = std::any_of(ranks_.begin(), ranks_.end(),
+                                   [](const Rank& r) { return !r.watching.empty() || !r.restless.empty(); });
   if (host_actions_.empty() && (!polling || ++idle_rounds_ > options_.idle_rounds)) deadlock();
   u64 leap = idle_leap_;
   if (!host_actions_.empty()) leap = std::min(leap, host_actions_.begin()->first - clock_);
   clock_ += leap;
-  idle_leap_ = std::min(idle_leap_ * 2, kLongestLeapNs);
-  for (Rank& rank : ranks_) promote_spinning(rank);
+  if (idle_rounds_ % kRoundsPerLeap == 0) idle_leap_ = std::min(idle_leap_ * 2, kLongestLeapNs);
+  for (Rank& rank : ranks_) poll_all(rank);
 }
 
 void Engine::run_host_actions() {
@@ -330,8 +366,25 @@ void Engine::wake(Thread& thread) {
 }
 
 void Engine::spin(Thread& thread) {
-  ranks_[thread.block->cluster->launch->rank].spinning.push(&thread);
-  yield(thread, ThreadState::kSpinning);
+  Rank& rank = ranks_[thread.block->cluster->launch->rank];
+  bool changed = false;
+  if (thread.watched > kMaxWatched) {
+    rank.restless.push(&thread);
+    yield(thread, ThreadState::kSpinning);
+  } else {
+    for (u32 i = 0; i < thread.watched; ++i) changed |= watches_.changed_since(thread.watch[i], thread.polling_since);
+    if (changed) {
+      wake(thread);
+      yield(thread, ThreadState::kReady);
+    } else {
+      for (u32 i = 0; i < thread.watched; ++i) watches_.watch(thread, thread.watch[i]);
+      thread.place_in_watching = static_cast<u32>(rank.watching.size());
+      rank.watching.push_back(&thread);
+      yield(thread, ThreadState::kSpinning);
+    }
+  }
+  thread.watched = 0;
+  thread.polling_since = changes_;
 }
 
 void Engine::count_operation(Thread& thread) {
@@ -377,6 +430,7 @@ void Engine::finish_block(Block& block) {
   ++changes_;
   if (cluster.live != 0) return;
   move(cluster.ordered, launch.exited);
+  for (Block& ended : cluster.blocks) ended_threads_[launch.shape.threads].push_back(std::move(ended.threads));
   std::erase_if(launch.clusters, [&](const auto& c) { return c.get() == &cluster; });
   if (launch.exited_blocks != launch.shape.blocks) return;
   // The launch is complete when its last store has reached memory, which takes its time too.

@@ -10,6 +10,7 @@
 #include "sim/device_state.hpp"
 #include "sim/random.hpp"
 #include "sim/stack_pool.hpp"
+#include "sim/watch_table.hpp"
 
 namespace commfuse::sim {
 
@@ -56,7 +57,12 @@ class Engine {
   [[nodiscard]] bool runnable(Rank& rank);
   Thread* take_from(u32 rank);
   [[nodiscard]] Thread* pick_other_than(u32 rank);
-  void promote_spinning(Rank& rank);
+  [[nodiscard]] Thread* pick_idle_poller();
+  void promote_restless(Rank& rank);
+  void poll_all(Rank& rank);
+  void stop_watching(Thread& thread);
+  void note_change(u64 key);
+  [[nodiscard]] std::unique_ptr<Thread[]> take_threads(u32 count);
   void idle();
   void resume(Thread& thread);
   void make_fiber(Thread& thread);
@@ -98,6 +104,10 @@ class Engine {
   Arena arena_;
   Random random_;
   PendingTotals pending_;  // outlives every set
+  // Threads of ended blocks, by the size of the block. They stay until the end, because the watch table may still name
+  // them, and are used again with what their pending stores have allocated.
+  std::map<u32, std::vector<std::unique_ptr<Thread[]>>> ended_threads_;
+  WatchTable watches_;
   std::vector<Rank> ranks_;
   std::vector<u32> resident_;  // blocks on each device
   StackPool& stacks_;

@@ -32,7 +32,15 @@ void Engine::change_memory(u64 key, u32 value, u32 mask) {
     }
   }
   arena_.set_initialised(key, mask);
+  note_change(key);
+}
+
+void Engine::note_change(u64 key) {
   ++changes_;
+  watches_.changed(WatchTable::unit_of(key), changes_, [this](Thread& thread) {
+    stop_watching(thread);
+    wake(thread);
+  });
 }
 
 void Engine::apply(const PendingStores::Word& word) {
@@ -63,7 +71,10 @@ void Engine::deliver_all(PendingStores& set) {
 }
 
 void Engine::move(PendingStores& from, PendingStores& to) {
-  from.drain([&](const PendingStores::Word& word) { to.put(word); });
+  from.drain([&](const PendingStores::Word& word) {
+    to.put(word);
+    note_change(word.key);  // for the threads that see it now
+  });
 }
 
 void Engine::deliver_word_of(Thread& thread, u64 key) {
@@ -102,6 +113,11 @@ void Engine::load(Thread& thread, const void* address, void* value, u32 bytes) {
   count_operation(thread);
   const u64 key = arena_.check(address, bytes, "load");
   thread.last_load = key;
+  const u64 unit = WatchTable::unit_of(key);
+  if (thread.watched == 0 || thread.watched > kMaxWatched || thread.watch[thread.watched - 1] != unit) {
+    if (thread.watched < kMaxWatched) thread.watch[thread.watched] = unit;
+    if (thread.watched <= kMaxWatched) ++thread.watched;
+  }
   const bool overlaid = options_.weak_memory && pending_.words != 0;
   if (bytes >= 4 && !overlaid) {
     if (!arena_.readable(key, bytes)) arena_.refuse_uninitialised(key, "load");
