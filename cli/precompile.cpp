@@ -108,17 +108,23 @@ json document_of(const std::vector<Done>& all, const Totals& totals, const std::
 
 std::string text_of(const std::vector<Done>& all, const Totals& totals, const std::string& cache_dir) {
   constexpr std::size_t kShownKey = 12;
+  constexpr int kShownFailures = 2;
   Table table(
       {{"KERNEL"}, {"ARCH"}, {"FROM"}, {"TIME", Table::Align::kRight}, {"SIZE", Table::Align::kRight}, {"KEY"}});
   std::string failures;
+  int shown_failures = 0;
   for (const Done& done : all) {
     for (const KernelReport& kernel : done.report.kernels) {
       const bool failed = kernel.origin == KernelOrigin::kFailed;
       table.add({kernel.spec.name(), kernel.spec.arch, std::string(origin_name(kernel.origin)),
                  time_text(kernel.milliseconds), failed ? "-" : bytes_text(kernel.cubin_bytes),
                  kernel.key.substr(0, kShownKey)});
-      if (failed) failures += fmt::format("\n{} for {}: {}\n", kernel.spec.name(), kernel.spec.arch, kernel.error);
+      // One mistake in a template fails every kernel in the same way.
+      if (failed && ++shown_failures <= kShownFailures) failures += fmt::format("\n{}\n", kernel.error);
     }
+  }
+  if (shown_failures > kShownFailures) {
+    failures += fmt::format("\n... and {} more (--json has all)\n", shown_failures - kShownFailures);
   }
   return fmt::format("{}{}\n{}: {} compiled, {} from the cache, {} failed; {}, {}; {} in {}\n", table.text(), failures,
                      count_text(totals.kernels, "kernel"), totals.compiled, totals.hits, totals.failed,

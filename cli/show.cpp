@@ -91,7 +91,9 @@ std::string text_of(const EntryInfo& entry, const cache::Metadata& metadata, con
     if (!facts.contains(group) || !facts.at(group).is_object()) continue;
     std::string values;
     for (const auto& [name, value] : facts.at(group).items()) {
-      const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
+      const std::string shown = value.is_string()         ? value.get<std::string>()
+                                : value.is_number_float() ? fmt::format("{:.1f}", value.get<double>())
+                                                          : value.dump();
       values += fmt::format("{}{} {}", values.empty() ? "" : ", ", name, shown);
     }
     line(group, values);

@@ -91,8 +91,10 @@ TEST_F(CliCache, ListShowsEveryKernel) {
     EXPECT_GT(entry.at("cubin_bytes").get<int>(), 0);
   }
   std::set<string> compiled;
-  for (const json& report : first_.document().at("deployments").at(0).at("reports"))
+  const json document = first_.document();
+  for (const json& report : document.at("deployments").at(0).at("reports")) {
     compiled.insert(report.at("key").get<string>());
+  }
   EXPECT_EQ(listed, compiled);
   const Outcome text = run_commfuse({"list", "--cache-dir", cache()});
   EXPECT_NE(text.out.find(some_key().substr(0, 12)), string::npos) << text.out;
