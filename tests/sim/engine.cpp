@@ -261,7 +261,7 @@ void Engine::run() {
       resume(*thread);
       if (error_ != nullptr) std::rethrow_exception(error_);
       if (thread->state == ThreadState::kExited) finish(*thread);
-      if (pending_.words != 0 && delivery_period_ != 0 && random_.one_in(delivery_period_)) deliver_some();
+      if (pending_.cells != 0 && delivery_period_ != 0 && random_.one_in(delivery_period_)) deliver_some();
       if (!draining_.empty()) complete_drained();
       if (steps_ > options_.max_steps) {
         throw Failure(FailureKind::kStepLimit,
@@ -278,7 +278,7 @@ void Engine::run() {
 }
 
 void Engine::idle() {
-  if (pending_.eager_words != 0 || (weak_drift_ && pending_.words != 0)) {
+  if (pending_.eager_cells != 0 || (weak_drift_ && pending_.cells != 0)) {
     deliver_some();
     complete_drained();
     return;

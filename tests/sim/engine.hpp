@@ -83,12 +83,13 @@ class Engine {
   void open_cluster_barrier(Cluster& cluster);
 
   // engine_memory.cpp
-  void apply(const PendingStores::Word& word);
-  void deliver_older(PendingStores* set, u64 key);
+  void apply(const PendingStores::Cell& cell, u32 word);
+  void deliver_older(PendingStores* set, u64 key, u32 word);
   /// Brings a word to memory, after the older stores to it in the sets around its own.
-  void deliver(PendingStores* outer, const PendingStores::Word& word);
+  void deliver(PendingStores* outer, const PendingStores::Cell& cell, u32 word);
+  static void overlay(PendingStores::Cell& seen, const PendingStores* set, u64 cell_key);
   void deliver_all(PendingStores& set);
-  void deliver_at(PendingStores& set, u32 position);
+  void deliver_word_at(PendingStores& set, u32 position, bool only_eager);
   void deliver_word_of(Thread& thread, u64 key);
   void move(PendingStores& from, PendingStores& to);
   void deliver_some();

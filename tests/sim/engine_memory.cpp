@@ -1,5 +1,6 @@
 // Loads, stores, fences and the way of a store to memory. The rules are those of world.hpp.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "sim/engine.hpp"
@@ -7,15 +8,9 @@
 namespace commfuse::sim {
 namespace {
 
-constexpr u32 kMaxPendingOfThread = 64;  // words; a thread that has more loses one, chosen at random, to memory
+constexpr u32 kMaxPendingOfThread = 32;  // cells; a thread that has more loses a word, chosen at random, to memory
 
-u32 byte_mask(u32 mask) {
-  u32 bytes = 0;
-  for (u32 byte = 0; byte < 4; ++byte) {
-    if ((mask >> byte & 1u) != 0) bytes |= 0xffu << 8 * byte;
-  }
-  return bytes;
-}
+u64 cell_of(u64 key) { return key & ~u64{15}; }
 
 }  // namespace
 
@@ -43,69 +38,71 @@ void Engine::note_change(u64 key) {
   });
 }
 
-void Engine::apply(const PendingStores::Word& word) {
-  if (!arena_.live_word(word.key, word.mask)) {
-    throw Failure(FailureKind::kUseAfterFree, "a store reached memory after its deallocation: " +
-                                                  arena_.describe(word.key) + " [" + sim::describe(options_) + "]");
+void Engine::apply(const PendingStores::Cell& cell, u32 word) {
+  const u64 key = cell.key + 4 * word;
+  if (!arena_.live_word(key, cell.mask_of(word))) {
+    throw Failure(FailureKind::kUseAfterFree, "a store reached memory after its deallocation: " + arena_.describe(key) +
+                                                  " [" + sim::describe(options_) + "]");
   }
   ++delivered_;
-  change_memory(word.key, word.value, word.mask);
+  change_memory(key, cell.value[word], cell.mask_of(word));
 }
 
-void Engine::deliver_older(PendingStores* set, u64 key) {
+void Engine::deliver_older(PendingStores* set, u64 key, u32 word) {
   if (set == nullptr) return;
-  deliver_older(set->outer(), key);
-  if (const PendingStores::Word* word = set->find(key)) {
-    apply(*word);
-    set->erase(key);
+  deliver_older(set->outer(), key, word);
+  if (const PendingStores::Cell* cell = set->find(key); cell != nullptr && cell->mask_of(word) != 0) {
+    apply(*cell, word);
+    set->erase_word(key, word);
   }
 }
 
-void Engine::deliver(PendingStores* outer, const PendingStores::Word& word) {
-  deliver_older(outer, word.key);
-  apply(word);
+void Engine::deliver(PendingStores* outer, const PendingStores::Cell& cell, u32 word) {
+  deliver_older(outer, cell.key, word);
+  apply(cell, word);
 }
 
 void Engine::deliver_all(PendingStores& set) {
-  set.drain([&](const PendingStores::Word& word) { deliver(set.outer(), word); });
+  set.drain([&](const PendingStores::Cell& cell) {
+    for (u32 word = 0; word < 4; ++word) {
+      if (cell.mask_of(word) != 0) deliver(set.outer(), cell, word);
+    }
+  });
 }
 
 void Engine::move(PendingStores& from, PendingStores& to) {
-  from.drain([&](const PendingStores::Word& word) {
-    to.put(word);
-    note_change(word.key);  // for the threads that see it now
+  from.drain([&](const PendingStores::Cell& cell) {
+    to.put(cell);
+    note_change(cell.key);  // for the threads that see it now
   });
 }
 
 void Engine::deliver_word_of(Thread& thread, u64 key) {
-  for (PendingStores* set = &thread.pending; set != nullptr; set = set->outer()) {
-    if (const PendingStores::Word* word = set->find(key)) {
-      deliver(set->outer(), *word);
-      set->erase(key);
-      return;
-    }
-  }
+  deliver_older(&thread.pending, cell_of(key), static_cast<u32>(key >> 2 & 3));
 }
 
-void Engine::deliver_at(PendingStores& set, u32 position) {
-  const PendingStores::Word word = set.at(position);
-  set.erase(word.key);
-  deliver(set.outer(), word);
+void Engine::deliver_word_at(PendingStores& set, u32 position, bool only_eager) {
+  const PendingStores::Cell cell = set.at(position);
+  u32 words = only_eager ? cell.eager : cell.words();
+  for (u32 skip = random_.below(std::popcount(words)); skip > 0; --skip) words &= words - 1;
+  const u32 word = std::countr_zero(words);
+  set.erase_word(cell.key, word);
+  deliver(set.outer(), cell, word);
 }
 
 void Engine::deliver_some() {
-  u64 budget = std::max<u64>(1, pending_.words / delivery_divisor_);
+  u64 budget = std::max<u64>(1, 4 * pending_.cells / delivery_divisor_);
   while (budget-- > 0 && !pending_.sets.empty()) {
     PendingStores* set = pending_.sets[random_.below(pending_.sets.size())];
     if (weak_drift_) {
-      deliver_at(*set, random_.below(set->size()));
+      deliver_word_at(*set, random_.below(set->size()), false);
       continue;
     }
-    if (pending_.eager_words == 0) return;
+    if (pending_.eager_cells == 0) return;
     for (std::size_t i = random_.below(pending_.sets.size()); set->eager_size() == 0; ++i) {
       set = pending_.sets[i % pending_.sets.size()];
     }
-    deliver_at(*set, random_.below(set->eager_size()));
+    deliver_word_at(*set, random_.below(set->eager_size()), true);
   }
 }
 
@@ -118,57 +115,48 @@ void Engine::load(Thread& thread, const void* address, void* value, u32 bytes) {
     if (thread.watched < kMaxWatched) thread.watch[thread.watched] = unit;
     if (thread.watched <= kMaxWatched) ++thread.watched;
   }
-  const bool overlaid = options_.weak_memory && pending_.words != 0;
-  if (bytes >= 4 && !overlaid) {
+  if (bytes >= 4 && pending_.cells == 0) {
     if (!arena_.readable(key, bytes)) arena_.refuse_uninitialised(key, "load");
     std::memcpy(value, arena_.memory(key), bytes);
     return;
   }
-  // From the oldest store that this thread sees to its own.
-  PendingStores* chain[4];
-  u32 depth = 0;
-  for (PendingStores* set = &thread.pending; set != nullptr; set = set->outer()) {
-    if (!set->empty()) chain[depth++] = set;
-  }
-  const u64 first = key & ~u64{3};
+  // Memory, and over it the stores that this thread sees: from the oldest to its own.
+  const u64 cell_key = cell_of(key);
+  const u32 first_word = static_cast<u32>(key >> 2 & 3);
   const u32 words = bytes < 4 ? 1 : bytes / 4;
-  u32 result[4];
-  for (u32 i = 0; i < words; ++i) {
-    const u64 word_key = first + 4 * i;
-    u32 written = arena_.initialised_mask(word_key);
-    u32 word = 0;
-    std::memcpy(&word, arena_.memory(first) + 4 * i, 4);
-    for (u32 level = depth; level-- > 0;) {
-      const PendingStores::Word* store = chain[level]->find(word_key);
-      if (store == nullptr) continue;
-      const u32 replaced = byte_mask(store->mask);
-      word = (word & ~replaced) | (store->value & replaced);
-      written |= store->mask;
-    }
-    const u32 needed = bytes < 4 ? ((1u << bytes) - 1) << (key & 3) : 0xfu;
-    if ((written & needed) != needed) arena_.refuse_uninitialised(word_key, "load");
-    result[i] = word;
+  PendingStores::Cell seen;
+  std::memcpy(&seen.value[first_word], arena_.memory(key & ~u64{3}), 4 * words);
+  for (u32 word = first_word; word < first_word + words; ++word) {
+    seen.mask = static_cast<u16>(seen.mask | arena_.initialised_mask(cell_key + 4 * word) << 4 * word);
   }
-  std::memcpy(value, reinterpret_cast<const std::byte*>(result) + (key & 3), bytes);
+  overlay(seen, &thread.pending, cell_key);
+  const u32 needed = ((1u << bytes) - 1) << (key & 15);
+  if ((seen.mask & needed) != needed) arena_.refuse_uninitialised(key, "load");
+  std::memcpy(value, reinterpret_cast<const std::byte*>(seen.value) + (key & 15), bytes);
+}
+
+void Engine::overlay(PendingStores::Cell& seen, const PendingStores* set, u64 cell_key) {
+  if (set == nullptr) return;
+  overlay(seen, set->outer(), cell_key);
+  if (const PendingStores::Cell* cell = set->find(cell_key)) seen.merge(*cell);
 }
 
 void Engine::store(Thread& thread, void* address, const void* value, u32 bytes, bool eager) {
   count_operation(thread);
   const u64 key = arena_.check(address, bytes, "store");
-  const u64 first = key & ~u64{3};
-  const u32 words = bytes < 4 ? 1 : bytes / 4;
-  const u32 mask = bytes < 4 ? ((1u << bytes) - 1) << (key & 3) : 0xfu;
-  u32 content[4] = {};
-  std::memcpy(reinterpret_cast<std::byte*>(content) + (key & 3), value, bytes);
-  for (u32 i = 0; i < words; ++i) {
-    if (!options_.weak_memory) {
-      change_memory(first + 4 * i, content[i], mask);
-      continue;
+  PendingStores::Cell cell{.key = cell_of(key)};
+  std::memcpy(reinterpret_cast<std::byte*>(cell.value) + (key & 15), value, bytes);
+  cell.mask = static_cast<u16>(((1u << bytes) - 1) << (key & 15));
+  if (!options_.weak_memory) {
+    for (u32 word = 0; word < 4; ++word) {
+      if (cell.mask_of(word) != 0) change_memory(cell.key + 4 * word, cell.value[word], cell.mask_of(word));
     }
-    thread.pending.put({first + 4 * i, content[i], static_cast<u8>(mask), eager});
-    if (thread.pending.size() > kMaxPendingOfThread) {
-      deliver_at(thread.pending, random_.below(thread.pending.size()));
-    }
+    return;
+  }
+  if (eager) cell.eager = static_cast<u8>(cell.words());
+  thread.pending.put(cell);
+  if (thread.pending.size() > kMaxPendingOfThread) {
+    deliver_word_at(thread.pending, random_.below(thread.pending.size()), false);
   }
 }
 

@@ -4,68 +4,83 @@
 #include <utility>
 
 namespace commfuse::sim {
+namespace {
+
+/// 0b0101 -> 0x00ff00ff.
+u32 byte_mask(u32 mask) {
+  constexpr u32 kOfMask[16] = {0x00000000, 0x000000ff, 0x0000ff00, 0x0000ffff, 0x00ff0000, 0x00ff00ff,
+                               0x00ffff00, 0x00ffffff, 0xff000000, 0xff0000ff, 0xff00ff00, 0xff00ffff,
+                               0xffff0000, 0xffff00ff, 0xffffff00, 0xffffffff};
+  return kOfMask[mask];
+}
+
+}  // namespace
+
+void PendingStores::Cell::merge(const Cell& newer) {
+  for (u32 word = 0; word < 4; ++word) {
+    const u32 bytes = byte_mask(newer.mask_of(word));
+    value[word] = (value[word] & ~bytes) | (newer.value[word] & bytes);
+  }
+  mask = static_cast<u16>(mask | newer.mask);
+  eager = static_cast<u8>(eager | newer.eager);
+}
 
 std::size_t PendingStores::slot_of(u64 key) const {
   const std::size_t last = index_.size() - 1;
   std::size_t slot = home(key);
-  while (index_[slot] != 0 && words_[index_[slot] - 1].key != key) slot = (slot + 1) & last;
+  while (index_[slot] != 0 && cells_[index_[slot] - 1].key != key) slot = (slot + 1) & last;
   return slot;
 }
 
 u32 PendingStores::position_of(u64 key) const {
   if (indexed_) return index_[slot_of(key)] - 1;
-  for (u32 position = 0; position < words_.size(); ++position) {
-    if (words_[position].key == key) return position;
+  for (u32 position = 0; position < cells_.size(); ++position) {
+    if (cells_[position].key == key) return position;
   }
   return kNowhere;
 }
 
-void PendingStores::swap_words(u32 a, u32 b) {
+void PendingStores::swap_cells(u32 a, u32 b) {
   if (a == b) return;
   if (indexed_) {
-    // Both slots first: while the words change places, the index leads to the wrong ones.
-    const std::size_t slot_a = slot_of(words_[a].key);
-    const std::size_t slot_b = slot_of(words_[b].key);
+    // Both slots first: while the cells change places, the index leads to the wrong ones.
+    const std::size_t slot_a = slot_of(cells_[a].key);
+    const std::size_t slot_b = slot_of(cells_[b].key);
     std::swap(index_[slot_a], index_[slot_b]);
   }
-  std::swap(words_[a], words_[b]);
+  std::swap(cells_[a], cells_[b]);
 }
 
 void PendingStores::build_index(std::size_t slots) {
   index_.assign(slots, 0);
   index_shift_ = 64 - static_cast<u32>(__builtin_ctzll(slots));
-  for (u32 position = 0; position < words_.size(); ++position) index_[slot_of(words_[position].key)] = position + 1;
+  for (u32 position = 0; position < cells_.size(); ++position) index_[slot_of(cells_[position].key)] = position + 1;
   indexed_ = true;
 }
 
-void PendingStores::put(const Word& word) {
-  u32 position = position_of(word.key);
+void PendingStores::put(const Cell& cell) {
+  u32 position = position_of(cell.key);
   if (position == kNowhere) {
-    if (words_.empty()) {
+    if (cells_.empty()) {
       place_in_totals_ = static_cast<u32>(totals_->sets.size());
       totals_->sets.push_back(this);
     }
     position = size();
-    words_.push_back({word.key, 0, 0, false});
-    ++totals_->words;
-    const bool full = words_.size() * 2 > index_.size();
-    if (indexed_ ? full : words_.size() > kMaxUnindexed) {
+    cells_.push_back({.key = cell.key});
+    ++totals_->cells;
+    const bool full = cells_.size() * 2 > index_.size();
+    if (indexed_ ? full : cells_.size() > kMaxUnindexed) {
       build_index(full ? std::max<std::size_t>(32, index_.size() * 2) : index_.size());
     } else if (indexed_) {
-      index_[slot_of(word.key)] = position + 1;
+      index_[slot_of(cell.key)] = position + 1;
     }
   }
-  u32 bytes = 0;
-  for (u32 byte = 0; byte < 4; ++byte) {
-    if ((word.mask >> byte & 1u) != 0) bytes |= 0xffu << 8 * byte;
-  }
-  Word& entry = words_[position];
-  entry.value = (entry.value & ~bytes) | (word.value & bytes);
-  entry.mask = static_cast<u8>(entry.mask | word.mask);
-  if (word.eager && !entry.eager) {
-    entry.eager = true;
-    ++totals_->eager_words;
-    swap_words(position, eager_++);
+  Cell& entry = cells_[position];
+  const bool was_eager = entry.eager != 0;
+  entry.merge(cell);
+  if (entry.eager != 0 && !was_eager) {
+    ++totals_->eager_cells;
+    swap_cells(position, eager_++);
   }
 }
 
@@ -74,7 +89,7 @@ void PendingStores::forget_slot(u64 key) {
   std::size_t gap = slot_of(key);
   // Close the gap: move back every entry of the run whose home does not lie between the gap and itself.
   for (std::size_t next = (gap + 1) & last; index_[next] != 0; next = (next + 1) & last) {
-    if (((next - home(words_[index_[next] - 1].key)) & last) >= ((next - gap) & last)) {
+    if (((next - home(cells_[index_[next] - 1].key)) & last) >= ((next - gap) & last)) {
       index_[gap] = index_[next];
       gap = next;
     }
@@ -82,22 +97,35 @@ void PendingStores::forget_slot(u64 key) {
   index_[gap] = 0;
 }
 
-void PendingStores::erase(u64 key) {
+void PendingStores::make_passive(u32& position) {
+  --totals_->eager_cells;
+  swap_cells(position, --eager_);
+  position = eager_;
+}
+
+void PendingStores::erase_word(u64 key, u32 word) {
   u32 position = position_of(key);
   if (position == kNowhere) return;
+  Cell& cell = cells_[position];
+  cell.mask = static_cast<u16>(cell.mask & ~(0xfu << 4 * word));
+  cell.eager = static_cast<u8>(cell.eager & ~(1u << word));
+  if (cell.mask == 0) {
+    erase(position);
+  } else if (cell.eager == 0 && position < eager_) {
+    make_passive(position);
+  }
+}
+
+void PendingStores::erase(u32 position) {
   if (size() == 1) {
     clear();
     return;
   }
-  if (position < eager_) {
-    --totals_->eager_words;
-    swap_words(position, --eager_);
-    position = eager_;
-  }
-  swap_words(position, size() - 1);
-  if (indexed_) forget_slot(key);
-  words_.pop_back();
-  --totals_->words;
+  if (position < eager_) make_passive(position);
+  swap_cells(position, size() - 1);
+  if (indexed_) forget_slot(cells_.back().key);
+  cells_.pop_back();
+  --totals_->cells;
 }
 
 void PendingStores::leave_totals() {
@@ -107,20 +135,21 @@ void PendingStores::leave_totals() {
 }
 
 void PendingStores::make_eager() {
-  totals_->eager_words += size() - eager_;
-  for (u32 position = eager_; position < size(); ++position) words_[position].eager = true;
+  totals_->eager_cells += size() - eager_;
+  for (u32 position = eager_; position < size(); ++position)
+    cells_[position].eager = static_cast<u8>(cells_[position].words());
   eager_ = size();
 }
 
 void PendingStores::clear() {
-  if (words_.empty()) return;
+  if (cells_.empty()) return;
   leave_totals();
-  totals_->words -= words_.size();
-  totals_->eager_words -= eager_;
+  totals_->cells -= cells_.size();
+  totals_->eager_cells -= eager_;
   if (indexed_) std::fill(index_.begin(), index_.end(), 0);
   indexed_ = false;
   eager_ = 0;
-  words_.clear();
+  cells_.clear();
 }
 
 }  // namespace commfuse::sim

@@ -1,4 +1,5 @@
-// Stores that have not reached memory, one entry for each 32-bit word.
+// Stores that have not reached memory. They are kept by aligned 16-byte cells, since most stores are whole vectors, and
+// leave word by word.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +14,25 @@ class PendingStores;
 /// All sets of a world that hold something.
 struct PendingTotals {
   std::vector<PendingStores*> sets;
-  u64 words = 0;
-  u64 eager_words = 0;
+  u64 cells = 0;
+  u64 eager_cells = 0;
 };
 
 class PendingStores {
  public:
-  struct Word {
-    u64 key = 0;  ///< Arena::Key of the word
-    u32 value = 0;
-    u8 mask = 0;  ///< which of its bytes were stored
-    bool eager = false;
+  struct Cell {
+    u64 key = 0;  ///< Arena::Key of its first byte
+    u32 value[4] = {};
+    u16 mask = 0;  ///< which of its bytes were stored
+    u8 eager = 0;  ///< which of its words must reach memory in finite time, a bit for each
+    [[nodiscard]] u32 mask_of(u32 word) const { return mask >> 4 * word & 0xfu; }
+    /// Bit i: word i holds something.
+    [[nodiscard]] u32 words() const {
+      return (mask_of(0) != 0 ? 1u : 0) | (mask_of(1) != 0 ? 2u : 0) | (mask_of(2) != 0 ? 4u : 0) |
+             (mask_of(3) != 0 ? 8u : 0);
+    }
+    /// Overwrites the bytes that `newer` holds.
+    void merge(const Cell& newer);
   };
 
   PendingStores() = default;
@@ -37,25 +46,24 @@ class PendingStores {
     outer_ = outer;
   }
   [[nodiscard]] PendingStores* outer() const { return outer_; }
-  [[nodiscard]] bool empty() const { return words_.empty(); }
-  [[nodiscard]] u32 size() const { return static_cast<u32>(words_.size()); }
+  [[nodiscard]] bool empty() const { return cells_.empty(); }
+  [[nodiscard]] u32 size() const { return static_cast<u32>(cells_.size()); }
   [[nodiscard]] u32 eager_size() const { return eager_; }
 
-  /// The eager words come first.
-  [[nodiscard]] const Word& at(u32 position) const { return words_[position]; }
-  [[nodiscard]] const Word* find(u64 key) const {
+  /// Cells with eager words come first.
+  [[nodiscard]] const Cell& at(u32 position) const { return cells_[position]; }
+  [[nodiscard]] const Cell* find(u64 key) const {
     const u32 position = position_of(key);
-    return position == kNowhere ? nullptr : &words_[position];
+    return position == kNowhere ? nullptr : &cells_[position];
   }
-  /// The newer store wins, byte by byte.
-  void put(const Word& word);
-  void erase(u64 key);
+  void put(const Cell& cell);
+  void erase_word(u64 key, u32 word);
   void make_eager();
 
-  /// Gives each word to `consume` and empties the set.
+  /// Gives each cell to `consume` and empties the set.
   template <typename Consume>
   void drain(Consume&& consume) {
-    for (const Word& word : words_) consume(word);
+    for (const Cell& cell : cells_) consume(cell);
     clear();
   }
   void clear();
@@ -68,16 +76,18 @@ class PendingStores {
   /// The slot of the index that holds `key`, or the empty one where it belongs.
   [[nodiscard]] std::size_t slot_of(u64 key) const;
   [[nodiscard]] std::size_t home(u64 key) const { return (key * 0x9e3779b97f4a7c15ull) >> index_shift_; }
-  void swap_words(u32 a, u32 b);
+  void swap_cells(u32 a, u32 b);
   void build_index(std::size_t slots);
   void forget_slot(u64 key);
+  void erase(u32 position);
+  void make_passive(u32& position);
   void leave_totals();
 
-  std::vector<Word> words_;
+  std::vector<Cell> cells_;
   u32 eager_ = 0;
   u32 index_shift_ = 64;     // 64 - log2(slots)
   std::vector<u32> index_;   // open addressing: position + 1, 0 where empty; a power of two
-  bool indexed_ = false;     // few words are searched one by one
+  bool indexed_ = false;     // few cells are searched one by one
   u32 place_in_totals_ = 0;  // in totals_->sets
   PendingTotals* totals_ = nullptr;
   PendingStores* outer_ = nullptr;
