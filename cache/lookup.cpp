@@ -1,7 +1,7 @@
 #include "cache/lookup.hpp"
 
 #include <cerrno>
-#include <optional>
+#include <map>
 #include <string>
 
 #include "cache/cubin.hpp"
@@ -17,6 +17,44 @@ Lookup miss(Miss reason, const Layer& layer, const std::string& file, const std:
   result.reason = reason;
   result.detail = (layer.path() / file).string() + ": " + what;
   return result;
+}
+
+// An entry in memory, to be judged like one on disk.
+class MemoryLayer : public Layer {
+ public:
+  MemoryLayer(std::string_view key, const Hit& entry) : Layer("the entry given"), key_(key), entry_(entry) {}
+  [[nodiscard]] FileRead read(const std::string& name, std::size_t max_bytes) const override {
+    const std::string& bytes = name == cubin_name(key_) ? entry_.cubin : entry_.metadata_json;
+    return bytes.size() > max_bytes ? FileRead{EFBIG, {}} : FileRead{0, bytes};
+  }
+  [[nodiscard]] std::vector<ListedFile> list() const override { return {}; }
+
+ private:
+  std::string_view key_;
+  const Hit& entry_;
+};
+
+// Fills in what the metadata says, or what is wrong with it.
+void describe(const Layer& layer, EntryInfo& entry) {
+  FileRead json = layer.read(metadata_name(entry.key), kMaxMetadataBytes);
+  if (json.error != 0) {
+    entry.problem = json.error == ENOENT ? "it has no metadata" : error_text(json.error);
+    return;
+  }
+  try {
+    const Metadata metadata = Metadata::parse(json.bytes);
+    if (sha256_hex(metadata.signature_json) != entry.key) {
+      entry.problem = "its metadata is of another key";
+    } else if (metadata.cubin_bytes != entry.cubin_bytes) {
+      entry.problem = "its cubin is missing or has another size";
+    }
+    entry.kernel = metadata.kernel;
+    entry.arch = metadata.arch;
+    entry.created_unix = metadata.created;
+    entry.metadata_json = std::move(json.bytes);
+  } catch (const Error& e) {
+    entry.problem = e.cause();
+  }
 }
 
 }  // namespace
@@ -74,6 +112,29 @@ Lookup verify_entry(const Layer& layer, std::string_view key) {
     if (sha256_hex(signature) != key) return miss(Miss::kForeign, layer, json_file, "its signature has another key");
   }
   return read_entry(layer, key, signature);
+}
+
+Lookup verify_entry(std::string_view key, const Hit& entry) { return verify_entry(MemoryLayer(key, entry), key); }
+
+std::vector<EntryInfo> list_entries(const Layer& layer) {
+  std::map<std::string, EntryInfo> by_key;
+  for (const ListedFile& file : layer.list()) {
+    EntryInfo& entry = by_key[file.name.substr(3, 64)];
+    entry.disk_bytes += file.bytes;
+    if (file.name.ends_with(".cubin")) {
+      entry.cubin_bytes = file.bytes;
+    } else {
+      entry.last_used_unix = file.modified;
+    }
+  }
+  std::vector<EntryInfo> entries;
+  for (auto& [key, entry] : by_key) {
+    entry.key = key;
+    entry.layer = layer.path();
+    describe(layer, entry);
+    entries.push_back(std::move(entry));
+  }
+  return entries;
 }
 
 }  // namespace commfuse::cache

@@ -15,4 +15,10 @@ namespace commfuse::cache {
 /// the key's.
 [[nodiscard]] Lookup verify_entry(const Layer& layer, std::string_view key);
 
+/// As above, of an entry in memory.
+[[nodiscard]] Lookup verify_entry(std::string_view key, const Hit& entry);
+
+/// What Store::list says of the entries of one layer; `writable` is left unset.
+[[nodiscard]] std::vector<EntryInfo> list_entries(const Layer& layer);
+
 }  // namespace commfuse::cache

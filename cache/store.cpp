@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
-#include <map>
 #include <mutex>
 #include <system_error>
 
@@ -13,9 +12,10 @@
 #include "cache/layer.hpp"
 #include "cache/locks.hpp"
 #include "cache/lookup.hpp"
+#include "cache/pack.hpp"
 #include "cache/sha256.hpp"
 #include "cache/signature.hpp"
-#include "cache/strict_json.hpp"
+#include "cache/trust.hpp"
 #include "cache/writer.hpp"
 #include "commfuse/error.hpp"
 #include "commfuse/version.hpp"
@@ -93,21 +93,75 @@ struct Store::State {
     }
     return {result, detail};
   }
+
+  // Writes an entry that is known to be well-formed.
+  Publication store(std::string_view key, std::string_view signature_json, std::string_view cubin,
+                    const std::string& json) {
+    if (writable == nullptr) return failed(Publication::Result::kUncached, "there is no directory to store kernels in");
+
+    const std::string where = "'" + writable->path().string() + "'";
+    try {
+      if (const Lookup there = read_entry(*writable, key, signature_json)) {
+        ++kept;
+        Publication answer{Publication::Result::kKept, {}};
+        if (there.hit->cubin != cubin) answer.detail = where + " holds another cubin for the same key, which stays";
+        return answer;
+      }
+      DirectoryLayer::Opened opened = writable->open();
+      if (!opened.directory && opened.error == ENOENT) {
+        create_cache_directory(writable->path());
+        opened = writable->open();
+      }
+      if (!opened.directory) {
+        // A refusal was warned of when the directory was opened.
+        if (!opened.refused.empty()) warned_of_store = true;
+        const std::string why = opened.refused.empty() ? error_text(opened.error) : opened.refused;
+        return failed(Publication::Result::kFailed, where + ": " + why);
+      }
+      write_entry(*opened.directory, key, cubin, json);
+      ++stored;
+      keep_within_bound(cubin.size() + json.size());
+      return {Publication::Result::kStored, {}};
+    } catch (const std::system_error& e) {
+      return failed(Publication::Result::kFailed, where + ": " + e.what());
+    }
+  }
 };
 
 Store::Store(StoreOptions options) : state_(std::make_unique<State>(std::move(options))) {
   State& s = *state_;
   const Directories& directories = s.options.directories;
   for (const std::string& warning : directories.warnings) s.warn(warning);
-  const auto add = [&](const std::filesystem::path& path) {
-    auto layer = std::make_unique<DirectoryLayer>(path, directories.trusted, [&s](const std::string& m) { s.warn(m); });
-    DirectoryLayer* const added = layer.get();
+  const auto add = [&s](std::unique_ptr<Layer> layer) {
+    s.paths.push_back(layer->path());
     s.layers.push_back(std::move(layer));
-    s.paths.push_back(path);
-    return added;
   };
-  if (!directories.writable.empty()) s.writable = add(directories.writable);
-  for (const std::filesystem::path& path : directories.readonly) add(path);
+  const auto open_directory = [&](const std::filesystem::path& path) {
+    return std::make_unique<DirectoryLayer>(path, directories.trusted, [&s](const std::string& m) { s.warn(m); });
+  };
+  if (!directories.writable.empty()) {
+    auto layer = open_directory(directories.writable);
+    s.writable = layer.get();
+    add(std::move(layer));
+  }
+  for (const std::filesystem::path& path : directories.readonly) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored)) {
+      add(open_directory(path));
+      continue;
+    }
+    try {
+      auto pack = Pack::open(path);
+      if (const auto why = why_untrusted(path, pack->status(), directories.trusted)) {
+        s.warn("pack '" + path.string() + "' is not used: " + *why +
+               ". Take the write permission away, or name it in COMMFUSE_CACHE_TRUST if that is intended");
+        continue;
+      }
+      add(std::move(pack));
+    } catch (const Error& e) {
+      s.warn(std::string(e.what()) + ". COMMFUSE_CACHE_READONLY names it");
+    }
+  }
 }
 
 Store::~Store() = default;
@@ -132,6 +186,18 @@ Lookup Store::peek(std::string_view key, std::string_view signature_json) const 
     Lookup here = read_entry(*layer, key, signature_json);
     if (here) return here;
     // The first layer in which something is wrong is the one to tell of.
+    if (result.reason == Miss::kAbsent) result = std::move(here);
+  }
+  return result;
+}
+
+Lookup Store::read(std::string_view key) const {
+  Lookup result;
+  if (state_->layers.empty()) result.reason = Miss::kUncached;
+  if (!is_sha256_hex(key)) return result;
+  for (const auto& layer : state_->layers) {
+    Lookup here = verify_entry(*layer, key);
+    if (here) return here;
     if (result.reason == Miss::kAbsent) result = std::move(here);
   }
   return result;
@@ -163,67 +229,21 @@ Publication Store::publish(std::string_view key, std::string_view signature_json
   } catch (const Error& e) {
     return s.failed(Result::kInvalid, e.what());
   }
-  if (s.writable == nullptr) return s.failed(Result::kUncached, "there is no directory to store kernels in");
+  return s.store(key, signature_json, cubin, json);
+}
 
-  const std::string where = "'" + s.writable->path().string() + "'";
-  try {
-    if (const Lookup there = read_entry(*s.writable, key, signature_json)) {
-      ++s.kept;
-      Publication kept{Result::kKept, {}};
-      if (there.hit->cubin != cubin) kept.detail = where + " holds another cubin for the same key, which stays";
-      return kept;
-    }
-    DirectoryLayer::Opened opened = s.writable->open();
-    if (!opened.directory && opened.error == ENOENT) {
-      create_cache_directory(s.writable->path());
-      opened = s.writable->open();
-    }
-    if (!opened.directory) {
-      // A refusal was warned of when the directory was opened.
-      if (!opened.refused.empty()) s.warned_of_store = true;
-      const std::string why = opened.refused.empty() ? error_text(opened.error) : opened.refused;
-      return s.failed(Result::kFailed, where + ": " + why);
-    }
-    write_entry(*opened.directory, key, cubin, json);
-    ++s.stored;
-    s.keep_within_bound(cubin.size() + json.size());
-    return {Result::kStored, {}};
-  } catch (const std::system_error& e) {
-    return s.failed(Result::kFailed, where + ": " + e.what());
-  }
+Publication Store::import_entry(std::string_view key, const Hit& entry) const {
+  const Lookup checked = verify_entry(key, entry);
+  if (!checked) return state_->failed(Publication::Result::kInvalid, checked.detail);
+  const std::string signature = Metadata::parse(entry.metadata_json).signature_json;
+  return state_->store(key, signature, entry.cubin, entry.metadata_json);
 }
 
 std::vector<EntryInfo> Store::list() const {
   std::vector<EntryInfo> entries;
   for (const auto& layer : state_->layers) {
-    std::map<std::string, EntryInfo> here;
-    for (const ListedFile& file : layer->list()) {
-      EntryInfo& entry = here[file.name.substr(3, 64)];
-      entry.disk_bytes += file.bytes;
-      if (file.name.ends_with(".cubin")) {
-        entry.cubin_bytes = file.bytes;
-      } else {
-        entry.last_used_unix = file.modified;
-      }
-    }
-    for (auto& [key, entry] : here) {
-      entry.key = key;
-      entry.layer = layer->path();
+    for (EntryInfo& entry : list_entries(*layer)) {
       entry.writable = layer.get() == state_->writable;
-      FileRead json = layer->read(metadata_name(key), kMaxMetadataBytes);
-      try {
-        if (json.error == ENOENT) throw Error(Code::kNotFound, "", "it has no metadata");
-        if (json.error != 0) throw Error(Code::kIo, "", error_text(json.error));
-        const Metadata metadata = Metadata::parse(json.bytes);
-        entry.kernel = metadata.kernel;
-        entry.arch = metadata.arch;
-        entry.created_unix = metadata.created;
-        if (sha256_hex(metadata.signature_json) != key) entry.problem = "its metadata is of another key";
-        if (metadata.cubin_bytes != entry.cubin_bytes) entry.problem = "its cubin is missing or has another size";
-        entry.metadata_json = std::move(json.bytes);
-      } catch (const Error& e) {
-        entry.problem = e.cause();
-      }
       entries.push_back(std::move(entry));
     }
   }

@@ -73,7 +73,7 @@ struct EntryInfo {
   std::string key;
   std::filesystem::path layer;
   bool writable = false;  ///< lies in the writable directory
-  std::string problem;    ///< empty for a well-formed entry; else what is wrong, and the fields below are unset
+  std::string problem;    ///< empty for a well-formed entry; else what is wrong, and fields may be unset
   std::string kernel;     ///< readable name
   std::string arch;
   std::string metadata_json;  ///< the whole .json file
@@ -111,12 +111,18 @@ class Store {
   /// As find, but neither counted nor a use of the entry: for those who look again, or only want to know.
   [[nodiscard]] Lookup peek(std::string_view key, std::string_view signature_json) const;
 
+  /// The first intact entry of `key`, judged by itself: for tools, which have a key and no signature to ask for.
+  [[nodiscard]] Lookup read(std::string_view key) const;
+
   /// Stores an entry, all or nothing, surviving a crash at any step. `signature_json` is Signature::to_json() and `key`
   /// its hash. `facts_json` is a JSON object of at most 4 MiB with what is worth knowing and not keyed; entry.hpp names
   /// the members. Replaces a damaged entry, keeps an intact one. Trouble is an answer, never an exception, and warned
   /// of once: the caller goes on with the cubin it has.
   Publication publish(std::string_view key, std::string_view signature_json, std::string_view cubin,
                       std::string_view facts_json) const;
+
+  /// Stores an entry that came from elsewhere as it is, metadata included, if it is intact. As publish otherwise.
+  Publication import_entry(std::string_view key, const Hit& entry) const;
 
   /// Removes from the writable directory what gc.hpp says. Publishing beyond StoreOptions::max_bytes does so by itself.
   GcReport collect(const GcOptions& options) const;
