@@ -3,6 +3,7 @@
 
 #include "commfuse/engine.hpp"
 #include "commfuse/error.hpp"
+#include "commfuse/exchange.hpp"
 #include "commfuse/operations.hpp"
 #include "commfuse/planner.hpp"
 #include "commfuse/spec.hpp"
