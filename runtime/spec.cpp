@@ -117,9 +117,14 @@ KernelSpec KernelSpec::normalised() const {
   const KernelSpec defaults;
   KernelSpec spec = *this;
   if (dtype == DataType::kFp32) spec.fp32_accumulate = true;
-  if (traits.norm == device::Norm::kNone || dtype == DataType::kFp32) spec.gamma_dtype = dtype;
-  if (traits.norm == device::Norm::kNone) spec.weight_bias = defaults.weight_bias;
-  if (!traits.residual) spec.residual_scattered = defaults.residual_scattered;
+  // The mixture's weights are of the activation type, as the models that have one store them.
+  const bool plain_weights = traits.norm == device::Norm::kNone || traits.norm == device::Norm::kAttentionResidual;
+  if (plain_weights || dtype == DataType::kFp32) spec.gamma_dtype = dtype;
+  if (plain_weights) spec.weight_bias = defaults.weight_bias;
+  // A scattered residual is part of the sum; a norm of the sum alone does not go with it.
+  if (!traits.residual || traits.norm == device::Norm::kPreAndPost) {
+    spec.residual_scattered = defaults.residual_scattered;
+  }
   if (traits.quantizer != device::Quantizer::kFp4) spec.quant_layout = defaults.quant_layout;
   if (traits.quantizer != device::Quantizer::kFp8Group) spec.group_size = defaults.group_size;
   if (traits.norm != device::Norm::kLatent) spec.latent_width = defaults.latent_width;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "commfuse/engine.hpp"
@@ -21,25 +22,52 @@ namespace runtime {
 class WorkspaceState;
 }
 
-/// Which all-reduce: everything that a call cannot change.
+/// Which all-reduce: everything that a call cannot change. Fields as in KernelSpec; those that the pattern does not
+/// look at are ignored.
 struct AllReduceKind {
   Pattern pattern = Pattern::kAllReduce;
   DataType dtype = DataType::kBf16;
   int hidden_size = 0;
   bool fp32_accumulate = true;
+  std::optional<DataType> gamma_dtype;  ///< default: dtype
+  bool weight_bias = false;
+  bool residual_scattered = false;
+  QuantLayout quant_layout = QuantLayout::kSwizzled128x4;
+  int group_size = 128;
+  int latent_width = 0;
 };
 
 /// Device pointers of one call on one rank, 16-byte aligned, dense row-major matrices [tokens, hidden_size] of the
-/// operation's type unless said otherwise. Outputs may be the very same matrix as an input (in place); they may not
-/// overlap in any other way. Not owned; they must stay valid until the call has completed on the stream.
+/// operation's type unless said otherwise. Which ones a pattern needs is said at commfuse::Pattern; the others are not
+/// looked at. An output may be the very same matrix as an input (in place); tensors may not overlap in any other way.
+/// Not owned; they must stay valid until the call has completed on the stream.
 struct AllReduceTensors {
-  const void* in = nullptr;           ///< this rank's partial sums
-  const void* residual_in = nullptr;  ///< residual_rms_norm
-  const void* gamma = nullptr;        ///< residual_rms_norm: [hidden_size] of the operation's type
-  void* out = nullptr;                ///< all_reduce: the sum
-  void* residual_out = nullptr;       ///< residual_rms_norm: sum + residual
-  void* norm_out = nullptr;           ///< residual_rms_norm
+  const void* in = nullptr;            ///< this rank's partial sums
+  const void* residual_in = nullptr;   ///< with a scattered residual: own rows only, densely
+  const void* gamma = nullptr;         ///< [hidden_size] ([latent_width] for latent_norm) of gamma_dtype
+  const void* gamma_before = nullptr;  ///< residual_rms_pre_post_norm: [hidden_size] of gamma_dtype
+  const float* scale_factor =
+      nullptr;  ///< one number on the device. FP8 (one given scale): x is about q * scale_factor;
+                ///< FP4: the global scale, usually 448 * 6 / the largest magnitude
+  const float* mixture_max = nullptr;   ///< attn_res_combine: [tokens]
+  const float* mixture_sum = nullptr;   ///< attn_res_combine: [tokens]
+  const float* mixture = nullptr;       ///< attn_res_combine: [tokens, hidden_size] fp32
+  const void* score_weight = nullptr;   ///< attn_res_combine: [hidden_size]
+  const void* mixture_gamma = nullptr;  ///< attn_res_combine: [hidden_size], or null: the mixture is not normalised
+  void* out = nullptr;                  ///< all_reduce, latent_norm
+  void* residual_out = nullptr;         ///< rows as residual_in
+  void* norm_out = nullptr;
+  void* partial_norm_out = nullptr;  ///< own rows only, densely
+  void* quant_out = nullptr;         ///< E4M3: one byte per element. FP4: half a byte, even column in the low nibble
+  void* scale_out = nullptr;         ///< FP4: bytes in quant_layout, padding included; FP8 block: fp32, column-major;
+                                     ///< FP8 token: fp32 [tokens]; FP8 group: UE8M0, four to a word, words column-major
+  /// Column-major scales: elements from one column to the next; a multiple of 4, at least tokens. 0: tokens rounded up.
+  std::int64_t scale_stride = 0;
 };
+
+/// Bytes that scale_out must have for such a call (0 where the pattern has none).
+[[nodiscard]] std::uint64_t scale_bytes(const AllReduceKind& kind, std::int64_t tokens,
+                                        std::int64_t scale_stride = 0) noexcept;
 
 struct LaunchOptions {
   float eps = 1e-6f;
@@ -51,6 +79,10 @@ struct LaunchOptions {
   bool trigger_early = false;
   /// Most blocks to launch, to leave SMs to others; 0 = no cap. Must be the same on all ranks.
   int max_blocks = 0;
+  /// Instead of the planner's choice; must be the same on all ranks.
+  std::optional<Algorithm> algorithm;
+  /// FP4 and FP8 group: also write 0 to the scales of rows and blocks that do not exist.
+  bool zero_scale_padding = false;
 };
 
 /// A prepared all-reduce on one rank. Cheap to launch: no allocation, lock, string or hash. Holds references to the

@@ -8,6 +8,7 @@
 // Every step rounds to nearest; nothing is approximated or contracted, so the CPU computes the same bits.
 #pragma once
 
+#include "device/exponential.cuh"
 #include "device/params.cuh"
 #include "device/partition.cuh"
 #include "device/quant.cuh"
@@ -186,7 +187,7 @@ class Epilogue {
     Weight weight;
     const Vec16* vectors = static_cast<const Vec16*>(weights) + static_cast<u64>(Map::vector(k)) * kWeightVectors;
     COMMFUSE_UNROLL
-    for (u32 i = 0; i < kWeightVectors; ++i) weight.part[i] = Map::has(k) ? ptx::load_weak(vectors + i) : zero();
+    for (u32 i = 0; i < kWeightVectors; ++i) weight.part[i] = in_norm(k) ? ptx::load_weak(vectors + i) : zero();
     return weight;
   }
   COMMFUSE_DEVICE Weight gamma(u32 k) const {
@@ -277,8 +278,8 @@ class Epilogue {
     const float logit = ptx::mul_rn(reducer_.template reduce<Sum>(part), inverse);
     const float old_maximum = ptx::load_weak(params_.mixture_max + token);
     const float maximum = ptx::max_number(old_maximum, logit);
-    const float old_count = exponential(ptx::add_rn(old_maximum, -maximum));
-    const float count = exponential(ptx::add_rn(logit, -maximum));
+    const float old_count = exp_of_nonpositive(ptx::add_rn(old_maximum, -maximum));
+    const float count = exp_of_nonpositive(ptx::add_rn(logit, -maximum));
     const float total = ptx::fma_rn(ptx::load_weak(params_.mixture_sum + token), old_count, count);
     Vec16 facts = {{ptx::bits_of(old_count), ptx::bits_of(count), ptx::bits_of(total), 0}};
     if (params_.mixture_gamma != nullptr) {
@@ -314,27 +315,6 @@ class Epilogue {
       for (u32 i = 0; i < kN; ++i) out[i] = ptx::float_of(weight.part[i / 4].word[i % 4]);
     }
   }
-  /// e^x for x <= 0 (or NaN), within two units in the last place, from operations that round to nearest: the same bits
-  /// on the CPU. x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, so that r is exact enough; then a polynomial.
-  static COMMFUSE_DEVICE float exponential(float x) {
-    constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    if (x < -87.0f) return 0.0f;
-    const float shifted = ptx::fma_rn(x, 1.44269504f, kRounder);
-    const float n = ptx::add_rn(shifted, -kRounder);
-    float r = ptx::fma_rn(n, -0.693359375f, x);
-    r = ptx::fma_rn(n, 2.12194440e-4f, r);
-    float p = 1.98412698e-4f;
-    p = ptx::fma_rn(p, r, 1.38888889e-3f);
-    p = ptx::fma_rn(p, r, 8.33333333e-3f);
-    p = ptx::fma_rn(p, r, 4.16666667e-2f);
-    p = ptx::fma_rn(p, r, 1.66666667e-1f);
-    p = ptx::fma_rn(p, r, 0.5f);
-    p = ptx::fma_rn(p, r, 1.0f);
-    p = ptx::fma_rn(p, r, 1.0f);
-    const u32 exponent = ptx::bits_of(shifted) - ptx::bits_of(kRounder) + 127;
-    return ptx::mul_rn(p, ptx::float_of(exponent << 23));
-  }
-
   const AllReduceParams& params_;
   Partition<Config::kWorldSize> own_rows_;
   Reducer reducer_;

@@ -1,0 +1,86 @@
+// The all-reduce kernels in the simulator: protocol, numerics, every pattern.
+#include <gtest/gtest.h>
+
+#include "commfuse/planner.hpp"
+#include "sim/kernels/list.hpp"
+#include "sim/kernels/run.hpp"
+
+namespace commfuse::sim {
+namespace {
+
+using reference::Values;
+
+const std::vector<KernelSpec>& kernels() {
+  static const std::vector<KernelSpec> list = simulated_kernels();
+  return list;
+}
+
+template <typename Predicate>
+std::vector<KernelSpec> kernels_where(Predicate predicate) {
+  std::vector<KernelSpec> found;
+  for (const KernelSpec& spec : kernels()) {
+    if (predicate(spec)) found.push_back(spec);
+  }
+  return found;
+}
+
+std::string name_of_case(const ::testing::TestParamInfo<KernelSpec>& info) { return info.param.name(); }
+
+// ---- protocol: many calls of changing size, many executions ---------------------------------------------------------
+
+class Protocol : public ::testing::TestWithParam<KernelSpec> {};
+
+TEST_P(Protocol, KeepsRanksInStepOverCallsOfChangingSize) {
+  const KernelSpec& spec = GetParam();
+  // Fewer tokens than ranks, more, one; more rows than teams, so that slots are emptied on the way.
+  const std::vector<SimulatedCall> calls = {
+      {.spec = spec, .tokens = 1},
+      {.spec = spec, .tokens = 5, .teams = 2, .dependent = true},
+      {.spec = spec, .tokens = 3, .dependent = true, .in_place = true},
+      {.spec = spec, .tokens = 2 * spec.world_size, .values = Values::kAnyBits, .teams = 1},
+      {.spec = spec, .tokens = 2},
+  };
+  const std::uint32_t seeds = spec.world_size >= 8 ? 8 : 40;
+  for (const Options& options : executions(seeds)) EXPECT_EQ(run_calls(calls, options), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Sim, Protocol, ::testing::ValuesIn(kernels_where([](const KernelSpec& spec) {
+                           return spec.hidden_size == 528;
+                         })),
+                         name_of_case);
+
+// ---- numerics
+// ---------------------------------------------------------------------------------------------------------
+
+class Numerics : public ::testing::TestWithParam<KernelSpec> {};
+
+TEST_P(Numerics, AgreeWithTheReferenceBitForBit) {
+  const KernelSpec& spec = GetParam();
+  for (const Values values : reference::kAllValues) {
+    for (const std::int64_t tokens : {1, 4, 7}) {
+      const SimulatedCall call{.spec = spec, .tokens = tokens, .values = values, .teams = tokens == 7 ? 2U : 0U};
+      EXPECT_EQ(run_calls({call}, {.seed = static_cast<std::uint64_t>(tokens) + 1, .weak_memory = false}), "");
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sim, Numerics, ::testing::ValuesIn(kernels_where([](const KernelSpec& spec) {
+                           return spec.hidden_size == 264 || spec.hidden_size == 768;
+                         })),
+                         name_of_case);
+
+class Geometries : public ::testing::TestWithParam<KernelSpec> {};
+
+TEST_P(Geometries, AgreeWithTheReferenceBitForBit) {
+  const KernelSpec& spec = GetParam();
+  const SimulatedCall call{.spec = spec, .tokens = 3};
+  EXPECT_EQ(run_calls({call}, {.seed = 3, .weak_memory = false, .preemption = false}), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Sim, Geometries, ::testing::ValuesIn(kernels_where([](const KernelSpec& spec) {
+                           return spec.hidden_size != 264 && spec.hidden_size != 528 && spec.hidden_size != 768;
+                         })),
+                         name_of_case);
+
+}  // namespace
+}  // namespace commfuse::sim

@@ -1,0 +1,178 @@
+#include "sim/kernels/run.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "commfuse/workspace.hpp"
+
+namespace commfuse::sim {
+namespace {
+
+using reference::Bytes;
+using reference::Case;
+using reference::TensorId;
+
+/// One rank's workspace and streams of calls, in simulated memory.
+struct Rank {
+  std::uint8_t* buffers = nullptr;
+  device::Control* control = nullptr;
+  device::HostMailbox* mailbox = nullptr;
+};
+
+struct PlacedCall {
+  Case data;
+  std::vector<std::array<std::uint8_t*, reference::kTensorCount>> pointers;  ///< by rank
+};
+
+unsigned teams_of(const SimulatedCall& call) {
+  if (call.teams != 0) return call.teams;
+  const KernelSpec& spec = call.spec;
+  const std::int64_t vectors = call.tokens * spec.hidden_size * size_of(spec.dtype) / 16;
+  if (spec.algorithm == Algorithm::kTwoShot) {
+    return static_cast<unsigned>((call.tokens + spec.world_size - 1) / spec.world_size);
+  }
+  if (spec.pattern == Pattern::kAllReduce) return static_cast<unsigned>((vectors + spec.threads - 1) / spec.threads);
+  return static_cast<unsigned>(call.tokens);
+}
+
+class Run {
+ public:
+  Run(const std::vector<SimulatedCall>& calls, const Options& options)
+      : calls_(calls), options_(options), world_(static_cast<std::uint32_t>(calls.front().spec.world_size), options) {
+    for (const SimulatedCall& call : calls) {
+      rotation_bytes_ = std::max(rotation_bytes_, required_rotation_bytes(call.spec, call.tokens));
+    }
+    rotation_bytes_ = (std::max<std::uint64_t>(rotation_bytes_, 1) + 255) / 256 * 256;
+    for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
+      Rank made;
+      made.buffers = world_.allocate<std::uint8_t>(rank, rotation_bytes_ * 3, "rotation buffers");
+      world_.memset(made.buffers, 0xff, rotation_bytes_ * 3);
+      made.control = world_.allocate<device::Control>(rank, 1, "control");
+      world_.memset(made.control, 0, sizeof(device::Control));
+      made.mailbox = world_.allocate_host<device::HostMailbox>(1, "mailbox");
+      ranks_.push_back(made);
+    }
+  }
+
+  std::string operator()() {
+    for (std::size_t i = 0; i < calls_.size(); ++i) place(calls_[i], options_.seed * 131 + i);
+    world_.run();
+    std::string report;
+    for (std::size_t i = 0; i < calls_.size() && report.empty(); ++i) report = check(i);
+    return report.empty() ? report : report + " (" + describe(options_) + ")";
+  }
+
+ private:
+  void place(const SimulatedCall& call, std::uint64_t seed) {
+    placed_.push_back({reference::make_case(call.spec, call.tokens, call.values, seed, seed % 2 == 1), {}});
+    PlacedCall& placed = placed_.back();
+    for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
+      placed.pointers.push_back(tensors_of(call, placed.data, rank));
+      launch(call, placed, rank, seed % 2 == 1);
+    }
+  }
+
+  std::array<std::uint8_t*, reference::kTensorCount> tensors_of(const SimulatedCall& call, const Case& data,
+                                                                std::uint32_t rank) {
+    std::array<std::uint8_t*, reference::kTensorCount> pointers{};
+    for (int i = 0; i < reference::kTensorCount; ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const reference::CaseTensor& tensor = data.tensor(static_cast<int>(rank), id);
+      if (!tensor.used) continue;
+      if (call.in_place && (id == TensorId::kOut || id == TensorId::kNormOut)) {
+        pointers[static_cast<std::size_t>(i)] = pointers[static_cast<std::size_t>(TensorId::kIn)];
+        continue;
+      }
+      if (call.in_place && id == TensorId::kResidualOut) {
+        pointers[static_cast<std::size_t>(i)] = pointers[static_cast<std::size_t>(TensorId::kResidualIn)];
+        continue;
+      }
+      auto* memory = world_.allocate<std::uint8_t>(rank, std::max<std::size_t>(tensor.bytes.size(), 16), to_string(id));
+      if (is_output(id)) {
+        world_.memset(memory, reference::kPoison, tensor.bytes.size());
+      } else {
+        world_.write(memory, tensor.bytes.data(), tensor.bytes.size());
+      }
+      pointers[static_cast<std::size_t>(i)] = memory;
+    }
+    return pointers;
+  }
+
+  void launch(const SimulatedCall& call, const PlacedCall& placed, std::uint32_t rank, bool zero_padding) {
+    const auto& tensors = placed.pointers[rank];
+    const auto at = [&](TensorId id) { return tensors[static_cast<std::size_t>(id)]; };
+    const auto vectors = [&](TensorId id) { return reinterpret_cast<device::Vec16*>(at(id)); };
+    const auto floats = [&](TensorId id) { return reinterpret_cast<const float*>(at(id)); };
+    device::AllReduceParams params{};
+    for (std::uint32_t peer = 0; peer < world_.ranks(); ++peer) {
+      params.peer_buffer[peer] = reinterpret_cast<device::u64>(ranks_[peer].buffers);
+    }
+    params.rotation_bytes = rotation_bytes_;
+    params.control = ranks_[rank].control;
+    params.mailbox = ranks_[rank].mailbox;
+    params.timeout_ns = 1'000'000'000'000;
+    params.in = vectors(TensorId::kIn);
+    params.residual_in = vectors(TensorId::kResidualIn);
+    params.gamma = at(TensorId::kGamma);
+    params.gamma_before = at(TensorId::kGammaBefore);
+    params.out = vectors(TensorId::kOut);
+    params.residual_out = vectors(TensorId::kResidualOut);
+    params.norm_out = vectors(TensorId::kNormOut);
+    params.partial_norm_out = vectors(TensorId::kPartialNormOut);
+    params.quant_out = at(TensorId::kQuantOut);
+    params.scale_out = at(TensorId::kScaleOut);
+    params.scale_factor = floats(TensorId::kScaleFactor);
+    params.mixture_max = floats(TensorId::kMixtureMax);
+    params.mixture_sum = floats(TensorId::kMixtureSum);
+    params.mixture = floats(TensorId::kMixture);
+    params.score_weight = at(TensorId::kScoreWeight);
+    params.mixture_gamma = at(TensorId::kMixtureGamma);
+    params.scale_stride = static_cast<device::u64>(placed.data.scale_stride);
+    params.rank = rank;
+    params.tokens = static_cast<device::u32>(call.tokens);
+    params.flags = (call.dependent ? device::kTriggerEarly : 0U) | (zero_padding ? device::kZeroScalePadding : 0U);
+    params.operation = static_cast<device::u32>(call.spec.pattern);
+    params.eps = placed.data.eps;
+    const auto cluster = static_cast<std::uint32_t>(call.spec.cluster);
+    const AllReduceKernel kernel = call.kernel != nullptr ? call.kernel : find_kernel(call.spec);
+    if (kernel == nullptr) {
+      throw Failure(FailureKind::kUsage, "the simulator was compiled without kernel " + call.spec.name());
+    }
+    world_.launch(rank, kernel, params,
+                  {.blocks = teams_of(call) * cluster,
+                   .threads = static_cast<std::uint32_t>(call.spec.threads),
+                   .cluster = cluster,
+                   .dependent = call.dependent,
+                   .name = call.spec.name()});
+  }
+
+  std::string check(std::size_t index) {
+    const PlacedCall& placed = placed_[index];
+    for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
+      if (ranks_[rank].mailbox->status != 0) return "a kernel reported a failure";
+      for (int i = 0; i < reference::kTensorCount; ++i) {
+        const auto id = static_cast<TensorId>(i);
+        const reference::CaseTensor& tensor = placed.data.tensor(static_cast<int>(rank), id);
+        if (!tensor.used || !is_output(id)) continue;
+        const std::vector<std::uint8_t> actual =
+            world_.read(placed.pointers[rank][static_cast<std::size_t>(i)], tensor.bytes.size());
+        const std::string report = check_output(placed.data, static_cast<int>(rank), id, actual);
+        if (!report.empty()) return "call " + std::to_string(index) + ": " + report;
+      }
+    }
+    return {};
+  }
+
+  const std::vector<SimulatedCall>& calls_;
+  Options options_;
+  World world_;
+  std::uint64_t rotation_bytes_ = 0;
+  std::vector<Rank> ranks_;
+  std::vector<PlacedCall> placed_;
+};
+
+}  // namespace
+
+std::string run_calls(const std::vector<SimulatedCall>& calls, const Options& options) { return Run(calls, options)(); }
+
+}  // namespace commfuse::sim

@@ -1,0 +1,31 @@
+// Runs calls of simulated kernels on all ranks and compares everything they wrote with the reference.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "commfuse/planner.hpp"
+#include "commfuse/spec.hpp"
+#include "reference/case.hpp"
+#include "sim/kernels/registry.hpp"
+#include "sim/world.hpp"
+
+namespace commfuse::sim {
+
+/// One call of the group: which kernel, with how many tokens, on what data.
+struct SimulatedCall {
+  KernelSpec spec;
+  std::int64_t tokens = 1;
+  reference::Values values = reference::Values::kNormal;
+  unsigned teams = 0;                ///< blocks or clusters; 0: one per piece of work
+  bool dependent = false;            ///< programmatic dependent launch, triggered early
+  bool in_place = false;             ///< outputs in the memory of the inputs, where shapes agree
+  AllReduceKernel kernel = nullptr;  ///< instead of the registry's, for planted faults
+};
+
+/// Makes the calls one after the other on one workspace and returns what differs from the reference: an empty text if
+/// nothing does. Throws sim::Failure for what the simulator itself finds.
+[[nodiscard]] std::string run_calls(const std::vector<SimulatedCall>& calls, const Options& options);
+
+}  // namespace commfuse::sim
