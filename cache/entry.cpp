@@ -7,6 +7,11 @@
 #include "commfuse/error.hpp"
 
 namespace commfuse::cache {
+namespace {
+
+constexpr std::uint64_t kEndOfTime = 253'402'300'799;
+
+}  // namespace
 
 std::string Metadata::to_json() const {
   nlohmann::json json;
@@ -41,12 +46,14 @@ Metadata Metadata::parse(std::string_view text) {
       throw Error(Code::kInvalidInput, kSubject, "its schema is not " + std::to_string(kEntrySchema));
     }
     const nlohmann::json& cubin = json.at("cubin");
-    if (!cubin.at("size").is_number_unsigned() || !json.at("created").is_number_integer() ||
+    if (!cubin.at("size").is_number_unsigned() || !json.at("created").is_number_unsigned() ||
         !json.at("facts").is_object() || !json.at("signature").is_object()) {
       throw Error(Code::kInvalidInput, kSubject, "a member has the wrong type");
     }
     m.version = json.at("commfuse").get<std::string>();
-    m.created = json.at("created").get<std::int64_t>();
+    const auto created = json.at("created").get<std::uint64_t>();
+    if (created > kEndOfTime) throw Error(Code::kInvalidInput, kSubject, "it was made after the year 9999");
+    m.created = static_cast<std::int64_t>(created);
     m.cubin_sha256 = cubin.at("sha256").get<std::string>();
     m.cubin_bytes = cubin.at("size").get<std::uint64_t>();
     m.facts_json = canonical(json.at("facts"));

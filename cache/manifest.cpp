@@ -4,11 +4,9 @@
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <system_error>
 
-#include "cache/explain.hpp"
 #include "cache/file.hpp"
 #include "cache/sha256.hpp"
 #include "cache/signature.hpp"
@@ -85,27 +83,6 @@ void Manifest::save(const std::filesystem::path& file) const {
   } catch (const std::system_error& e) {
     throw Error(Code::kIo, "cannot write manifest '" + file.string() + "'", e.what());
   }
-}
-
-Verification verify(const Store& store, const Manifest& manifest) {
-  Verification result;
-  result.total = manifest.kernels.size();
-  std::optional<std::vector<EntryInfo>> entries;  // listed only if something is missing
-  for (const Wanted& kernel : manifest.kernels) {
-    const Lookup found = store.peek(kernel.key, kernel.signature_json);
-    if (found) continue;
-    MissingKernel missing;
-    missing.kernel = kernel;
-    missing.name = Signature::parse(kernel.signature_json).kernel;
-    missing.reason = found.reason;
-    missing.detail = found.detail;
-    if (found.reason == Miss::kAbsent) {
-      if (!entries) entries = store.list();
-      missing.explanation = explain(*entries, kernel.signature_json).summary;
-    }
-    result.missing.push_back(std::move(missing));
-  }
-  return result;
 }
 
 }  // namespace commfuse::cache

@@ -218,7 +218,7 @@ Publication Store::publish(std::string_view key, std::string_view signature_json
     }
     if (cubin.size() > kMaxCubinBytes) return s.failed(Result::kInvalid, "the cubin is too large");
     metadata = {.version = COMMFUSE_VERSION_STRING,
-                .created = std::time(nullptr),
+                .created = std::max<std::int64_t>(std::time(nullptr), 0),
                 .cubin_sha256 = sha256_hex(cubin),
                 .cubin_bytes = cubin.size(),
                 .facts_json = std::string(facts_json),
