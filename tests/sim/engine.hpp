@@ -48,7 +48,7 @@ class Engine {
   void spin(Thread& thread);
 
  private:
-  // engine.cpp: scheduling
+  // engine_blocks.cpp
   void admit();
   [[nodiscard]] Launch* startable(Rank& rank);
   void admit_cluster(Launch& launch);

@@ -10,9 +10,12 @@
 // Execution. Every device thread is a fiber; all run on the calling OS thread, one at a time, in an order that the seed
 // and the policy fix: equal options give equal executions, in any process. Threads change places where they wait (spin,
 // barrier, shuffle, wait_for_predecessors) and, unless Options::preemption is off, at some memory operations. How
-// often, and how long stores stay unseen, is drawn anew for each seed. A rank has one in-order queue of launches. The
-// clock advances with every step, and in leaps when all that is left is to wait, so that the kernels' own deadlines are
-// reached quickly; with no deadline, waiting for ever is reported as a deadlock.
+// often, and how long stores stay unseen, is drawn anew for each seed. A rank has one in-order queue of launches. A
+// thread that spins polls again when something that it read has changed, and now and then without.
+//
+// Time. The clock advances with every step, and in leaps, ever longer, when all that is left is to wait, so that the
+// kernels' own deadlines are reached quickly; with no deadline, waiting for ever is reported as a deadlock. A deadline
+// that is short in steps can pass for want of turns, under Policy::kStarveOne above all: give kernels seconds.
 //
 // Memory. Stores stay with their thread and reach memory later, word by word (32 bits), in any order of addresses. The
 // stores of one thread to one word keep their order. Who sees a store that has not reached memory yet:
@@ -20,12 +23,12 @@
 //   - the threads of its block, after block_barrier() or warp_barrier(); of its cluster, after the cluster barrier;
 //   - the threads of its rank, after a gpu-scope fence or release by a thread that sees it by the rules above.
 // It has reached memory, where everybody sees it, after a sys-scope fence or release by a thread that sees it, and when
-// its kernel has completed. Stores may also reach memory on their own at any time before; relaxed_sys and release_sys
-// stores always do, in finite time; weak stores do in some executions and never in others. Atomics act on memory at
-// once. Stronger than a GPU, hence not found: loads are never early or stale (an acquire that should have been one is
-// not missed); warp_barrier() orders for the whole block; a sys-scope release also covers what other threads of the
-// rank released at gpu scope, seen or not; shared memory is immediate. Not checked: reads of uninitialised shared
-// memory (it is filled with 0xCD) and data races as such.
+// its kernel has completed, some time after its last thread has exited. Stores may also reach memory on their own at
+// any time before; relaxed_sys and release_sys stores always do, in finite time; weak stores do in some executions and
+// never in others. Atomics act on memory at once. Stronger than a GPU, hence not found: loads are never early or stale
+// (an acquire that should have been one is not missed); warp_barrier() orders for the whole block; a sys-scope release
+// also covers what other threads of the rank released at gpu scope, seen or not; shared memory is immediate. Not
+// checked: reads of uninitialised shared memory (it is filled with 0xCD) and data races as such.
 //
 // Programmatic dependent launch. A launch with `dependent` starts when every block of the launch before has called
 // release_dependents() or ended. wait_for_predecessors() waits until the launch before it is complete; what came before
