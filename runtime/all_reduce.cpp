@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 
 #include "commfuse/operations.hpp"
 #include "device/params.cuh"
+#include "device/scale_layout.cuh"
 #include "runtime/driver.hpp"
 #include "runtime/loader.hpp"
+#include "runtime/pattern.hpp"
 #include "runtime/workspace_state.hpp"
 
 namespace commfuse {
@@ -20,7 +23,7 @@ constexpr std::uintptr_t kAlignment = 16;
 struct Argument {
   std::string_view name;
   const void* pointer = nullptr;
-  bool required = false;
+  bool used = false;
   bool output = false;
   std::uint64_t bytes = 0;
 };
@@ -31,22 +34,64 @@ bool overlap_partly(const Argument& a, const Argument& b) noexcept {
   return a0 < b0 + b.bytes && b0 < a0 + a.bytes && !(a0 == b0 && a.bytes == b.bytes);
 }
 
-template <std::size_t kCount>
-Status check(const std::array<Argument, kCount>& arguments) noexcept {
+constexpr std::size_t kArguments = 16;
+
+/// The tensors of a call and their sizes. `used` is false for those that the pattern does not look at.
+std::array<Argument, kArguments> arguments_of(const AllReduceKind& kind, const Workspace& workspace,
+                                              const AllReduceTensors& tensors, std::int64_t tokens) noexcept {
+  const runtime::PatternTraits traits = runtime::traits_of(kind.pattern);
+  const auto columns = static_cast<std::uint64_t>(kind.hidden_size);
+  const auto rows = static_cast<std::uint64_t>(tokens);
+  const std::uint64_t row = columns * static_cast<std::uint64_t>(size_of(kind.dtype));
+  const auto weight = static_cast<std::uint64_t>(size_of(kind.gamma_dtype.value_or(kind.dtype)));
+  const auto ranks = static_cast<std::uint64_t>(workspace.world_size());
+  const std::uint64_t own_rows = rows / ranks + (static_cast<std::uint64_t>(workspace.rank()) < rows % ranks ? 1 : 0);
+  const std::uint64_t residual = row * (kind.residual_scattered ? own_rows : rows);
+  const bool norm = traits.norm != device::Norm::kNone;
+  const bool mixture = traits.norm == device::Norm::kAttentionResidual;
+  const bool latent = traits.norm == device::Norm::kLatent;
+  const bool quantises = traits.quantizer != device::Quantizer::kNone;
+  const bool fp4 = traits.quantizer == device::Quantizer::kFp4;
+  const bool one_scale = traits.quantizer == device::Quantizer::kFp8Tensor;
+  // A rank that owns no rows has nothing to pass.
+  const bool has_residual = traits.residual && residual > 0;
+  const std::uint64_t gamma = weight * (latent ? static_cast<std::uint64_t>(kind.latent_width) : columns);
+  return {{
+      {"in", tensors.in, true, false, row * rows},
+      {"residual_in", tensors.residual_in, has_residual, false, residual},
+      {"gamma", tensors.gamma, norm, false, gamma},
+      {"gamma_before", tensors.gamma_before, traits.norm == device::Norm::kPreAndPost, false, gamma},
+      {"scale_factor", tensors.scale_factor, fp4 || one_scale, false, 4},
+      {"mixture_max", tensors.mixture_max, mixture, false, 4 * rows},
+      {"mixture_sum", tensors.mixture_sum, mixture, false, 4 * rows},
+      {"mixture", tensors.mixture, mixture, false, 4 * columns * rows},
+      {"score_weight", tensors.score_weight, mixture, false, row},
+      {"mixture_gamma", tensors.mixture_gamma, mixture && tensors.mixture_gamma != nullptr, false, row},
+      {"out", tensors.out, !norm || latent, true, row * rows},
+      {"residual_out", tensors.residual_out, has_residual, true, residual},
+      {"norm_out", tensors.norm_out, traits.norm_out, true, row * rows},
+      {"partial_norm_out", tensors.partial_norm_out, traits.partial_out && own_rows > 0, true, row * own_rows},
+      {"quant_out", tensors.quant_out, quantises, true, columns * rows / (fp4 ? 2 : 1)},
+      {"scale_out", tensors.scale_out, quantises && !one_scale, true, scale_bytes(kind, tokens, tensors.scale_stride)},
+  }};
+}
+
+Status check(const std::array<Argument, kArguments>& arguments) noexcept {
   for (const Argument& argument : arguments) {
-    if (argument.required && argument.pointer == nullptr) {
-      return {Code::kInvalidArgument, argument.name, "is missing"};
-    }
-    if (reinterpret_cast<std::uintptr_t>(argument.pointer) % kAlignment != 0) {
-      return {Code::kInvalidArgument, argument.name, "is not 16-byte aligned"};
+    if (!argument.used) continue;
+    if (argument.pointer == nullptr) return {Code::kInvalidArgument, argument.name, "is missing"};
+    // Single numbers are read by themselves; everything else in whole vectors.
+    const std::uintptr_t alignment = argument.bytes == sizeof(float) ? sizeof(float) : kAlignment;
+    if (reinterpret_cast<std::uintptr_t>(argument.pointer) % alignment != 0) {
+      return {Code::kInvalidArgument, argument.name, "is not aligned (tensors to 16 bytes, single numbers to 4)"};
     }
   }
   for (const Argument& output : arguments) {
-    if (!output.required || !output.output) continue;
+    if (!output.used || !output.output) continue;
     for (const Argument& other : arguments) {
-      if (&other == &output || !other.required) continue;
+      if (&other == &output || !other.used) continue;
       // Two outputs in one place, or an output that is shifted against an input: somebody's data is lost.
-      if (other.output ? other.pointer == output.pointer : false) {
+      if (other.output && other.pointer == output.pointer) {
         return {Code::kInvalidArgument, output.name, "is the same memory as another output"};
       }
       if (overlap_partly(output, other)) {
@@ -59,6 +104,29 @@ Status check(const std::array<Argument, kCount>& arguments) noexcept {
 
 }  // namespace
 
+std::uint64_t scale_bytes(const AllReduceKind& kind, std::int64_t tokens, std::int64_t scale_stride) noexcept {
+  const auto rows = static_cast<std::uint64_t>(tokens);
+  const auto columns = static_cast<std::uint64_t>(kind.hidden_size);
+  const std::uint64_t stride = scale_stride != 0 ? static_cast<std::uint64_t>(scale_stride) : (rows + 3) / 4 * 4;
+  switch (runtime::traits_of(kind.pattern).quantizer) {
+    case device::Quantizer::kNone:
+    case device::Quantizer::kFp8Tensor:
+      return 0;
+    case device::Quantizer::kFp8Block:
+      return 4 * device::column_major_elements(rows, columns / device::kFp8BlockColumns, stride);
+    case device::Quantizer::kFp8Token:
+      return 4 * rows;
+    case device::Quantizer::kFp8Group: {
+      const auto groups = columns / static_cast<std::uint64_t>(std::max(kind.group_size, 1));
+      return 4 * device::column_major_elements(rows, (groups + 3) / 4, stride);
+    }
+    case device::Quantizer::kFp4:
+      return device::fp4_scale_bytes(static_cast<device::ScaleLayout>(kind.quant_layout), rows,
+                                     columns / device::kFp4BlockColumns);
+  }
+  return 0;
+}
+
 AllReduce::AllReduce(const KernelSet& kernels, Workspace& workspace, const AllReduceKind& kind)
     : kind_(kind), workspace_(dynamic_cast<runtime::WorkspaceState*>(&workspace)) {
   if (workspace_ == nullptr) {
@@ -69,20 +137,37 @@ AllReduce::AllReduce(const KernelSet& kernels, Workspace& workspace, const AllRe
   shape.pattern = kind.pattern;
   shape.dtype = kind.dtype;
   shape.hidden_size = kind.hidden_size;
-  shape.fp32_accumulate = kind.fp32_accumulate || kind.dtype == DataType::kFp32;
+  shape.fp32_accumulate = kind.fp32_accumulate;
+  shape.gamma_dtype = kind.gamma_dtype.value_or(kind.dtype);
+  shape.weight_bias = kind.weight_bias;
+  shape.residual_scattered = kind.residual_scattered;
+  shape.quant_layout = kind.quant_layout;
+  shape.group_size = kind.group_size;
+  shape.latent_width = kind.latent_width;
   shape.world_size = workspace.world_size();
   shape.arch = kernels.arch();
-  for (const Geometry& geometry : geometries(shape)) {
-    shape.threads = geometry.threads;
-    shape.cluster = geometry.cluster;
-    shape.validate();
-    const KernelImage* image = kernels.find(shape);
-    if (image == nullptr) {
-      throw Error(Code::kNotWarmed, fmt::format("cannot prepare all-reduce kernel '{}'", shape.name()),
-                  "it is not in the kernel set", "add its pattern, type and hidden size to the deployment file");
+  shape = shape.normalised();
+  kind_.gamma_dtype = shape.gamma_dtype;
+  kind_.residual_scattered = shape.residual_scattered;
+  // An algorithm that the deployment left out is one that this operation does not choose.
+  std::string missing;
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+    shape.algorithm = algorithm;
+    for (const Geometry& geometry : geometries(shape)) {
+      shape.threads = geometry.threads;
+      shape.cluster = geometry.cluster;
+      shape.validate();
+      if (const KernelImage* image = kernels.find(shape)) {
+        specs_.push_back(shape);
+        images_.push_back(image);
+      } else if (missing.empty()) {
+        missing = shape.name();
+      }
     }
-    specs_.push_back(shape);
-    images_.push_back(image);
+  }
+  if (specs_.empty()) {
+    throw Error(Code::kNotWarmed, fmt::format("cannot prepare all-reduce kernel '{}'", missing),
+                "it is not in the kernel set", "add its pattern, type, hidden size and options to the deployment file");
   }
 }
 
@@ -90,6 +175,7 @@ Plan AllReduce::plan(std::int64_t tokens, const LaunchOptions& options) const no
   PlanRequest request;
   request.kernels = specs_;
   request.tokens = tokens;
+  request.algorithm = options.algorithm;
   request.max_blocks = options.max_blocks;
   request.dependent_launch = options.dependent_launch || options.trigger_early;
   return commfuse::plan(request, workspace_->caps());
@@ -103,35 +189,41 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   if (const Code code = workspace_->failure_code(); code != Code::kOk) {
     return {code, "workspace", "has failed in an earlier call; see Workspace::failure()"};
   }
-  const std::uint64_t row =
-      static_cast<std::uint64_t>(kind_.hidden_size) * static_cast<std::uint64_t>(size_of(kind_.dtype));
-  const std::uint64_t matrix = row * static_cast<std::uint64_t>(tokens);
-  const bool norm = kind_.pattern != Pattern::kAllReduce;
-  const std::array<Argument, 6> arguments = {{
-      {"in", tensors.in, true, false, matrix},
-      {"residual_in", tensors.residual_in, norm, false, matrix},
-      {"gamma", tensors.gamma, norm, false, row},
-      {"out", tensors.out, !norm, true, matrix},
-      {"residual_out", tensors.residual_out, norm, true, matrix},
-      {"norm_out", tensors.norm_out, norm, true, matrix},
-  }};
-  if (const Status status = check(arguments); !status.ok()) return status;
-  if (required_rotation_bytes(specs_.front(), tokens) > workspace_->rotation_bytes()) {
+  const std::int64_t stride = tensors.scale_stride != 0 ? tensors.scale_stride : (tokens + 3) / 4 * 4;
+  if (stride < tokens || stride % 4 != 0) {
+    return {Code::kInvalidArgument, "scale_stride", "must be a multiple of 4 and at least the number of tokens"};
+  }
+  if (const Status status = check(arguments_of(kind_, *workspace_, tensors, tokens)); !status.ok()) return status;
+  const Plan chosen = plan(tokens, options);
+  const KernelSpec& spec = specs_[static_cast<std::size_t>(chosen.kernel)];
+  if (required_rotation_bytes(spec, tokens) > workspace_->rotation_bytes()) {
     return {Code::kCapacity, "tokens", "need more bytes than the workspace was made for"};
   }
 
-  const Plan chosen = plan(tokens, options);
-  const KernelSpec& spec = specs_[static_cast<std::size_t>(chosen.kernel)];
+  const auto vectors = [](const void* pointer) { return static_cast<const device::Vec16*>(pointer); };
+  const auto outputs = [](void* pointer) { return static_cast<device::Vec16*>(pointer); };
   device::AllReduceParams params{};
   workspace_->fill(params);
-  params.in = static_cast<const device::Vec16*>(tensors.in);
-  params.residual_in = static_cast<const device::Vec16*>(tensors.residual_in);
+  params.in = vectors(tensors.in);
+  params.residual_in = vectors(tensors.residual_in);
   params.gamma = tensors.gamma;
-  params.out = static_cast<device::Vec16*>(tensors.out);
-  params.residual_out = static_cast<device::Vec16*>(tensors.residual_out);
-  params.norm_out = static_cast<device::Vec16*>(tensors.norm_out);
+  params.gamma_before = tensors.gamma_before;
+  params.out = outputs(tensors.out);
+  params.residual_out = outputs(tensors.residual_out);
+  params.norm_out = outputs(tensors.norm_out);
+  params.partial_norm_out = outputs(tensors.partial_norm_out);
+  params.quant_out = tensors.quant_out;
+  params.scale_out = tensors.scale_out;
+  params.scale_factor = tensors.scale_factor;
+  params.mixture_max = tensors.mixture_max;
+  params.mixture_sum = tensors.mixture_sum;
+  params.mixture = tensors.mixture;
+  params.score_weight = tensors.score_weight;
+  params.mixture_gamma = tensors.mixture_gamma;
+  params.scale_stride = static_cast<device::u64>(stride);
   params.tokens = static_cast<device::u32>(tokens);
-  params.flags = options.trigger_early ? device::kTriggerEarly : 0U;
+  params.flags = (options.trigger_early ? device::kTriggerEarly : 0U) |
+                 (options.zero_scale_padding ? device::kZeroScalePadding : 0U);
   params.operation = static_cast<device::u32>(kind_.pattern);
   params.eps = options.eps;
 

@@ -1,0 +1,344 @@
+// All-reduce on a real GPU, all ranks as streams of this process.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "commfuse/engine.hpp"
+#include "gpu/loopback.hpp"
+#include "runtime/driver.hpp"
+#include "runtime/spec_names.hpp"
+
+namespace commfuse::gpu {
+namespace {
+
+using reference::Values;
+
+class AllReduceOnGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = why_no_gpu(); !reason.empty()) GTEST_SKIP() << "needs a GPU: " << reason;
+    context_ = std::make_unique<DeviceContext>();
+  }
+
+  static KernelSpec shape(Pattern pattern, int world_size, int hidden_size, DataType dtype = DataType::kBf16) {
+    KernelSpec spec;
+    spec.pattern = pattern;
+    spec.world_size = world_size;
+    spec.hidden_size = hidden_size;
+    spec.dtype = spec.gamma_dtype = dtype;
+    spec.group_size = 128;
+    spec.latent_width = hidden_size / 2;
+    spec.arch = current_arch();
+    return spec.normalised();
+  }
+  /// Both algorithms, all geometries.
+  static std::vector<KernelSpec> kernels_of(const std::vector<KernelSpec>& shapes) {
+    std::vector<KernelSpec> kernels;
+    for (KernelSpec spec : shapes) {
+      for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+        spec.algorithm = algorithm;
+        for (const Geometry& geometry : geometries(spec)) {
+          spec.threads = geometry.threads;
+          spec.cluster = geometry.cluster;
+          kernels.push_back(spec);
+        }
+      }
+    }
+    return kernels;
+  }
+  static std::uint64_t bytes_for(const std::vector<KernelSpec>& kernels, std::int64_t tokens) {
+    std::uint64_t bytes = 0;
+    for (const KernelSpec& spec : kernels) bytes = std::max(bytes, required_rotation_bytes(spec, tokens));
+    return bytes;
+  }
+  /// One call of each shape, algorithm and token count, compared with the reference.
+  void expect_right(const std::vector<KernelSpec>& shapes, const std::vector<std::int64_t>& tokens, Values values) {
+    const std::vector<KernelSpec> kernels = kernels_of(shapes);
+    const KernelSet set = KernelSet::warm_up(kernels);
+    Ranks ranks(shapes.front().world_size, bytes_for(kernels, *std::max_element(tokens.begin(), tokens.end())));
+    std::uint64_t seed = 1;
+    for (KernelSpec spec : shapes) {
+      GroupOperation operation(set, ranks, kind_of(spec));
+      for (const std::int64_t count : tokens) {
+        for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+          spec.algorithm = algorithm;
+          ++seed;
+          PlacedCase placed(reference::make_case(spec, count, values, seed, seed % 2 == 0));
+          LaunchOptions options = options_of(placed.data(), seed % 2 == 0);
+          options.dependent_launch = options.trigger_early = seed % 3 == 0;
+          ASSERT_EQ(operation.launch(placed, options), "");
+          ASSERT_EQ(ranks.synchronise(), "");
+          ASSERT_EQ(placed.check(), "");
+        }
+      }
+    }
+  }
+
+  std::unique_ptr<DeviceContext> context_;
+};
+
+TEST_F(AllReduceOnGpu, EveryPatternAgreesWithTheReferenceBitForBit) {
+  for (const DataType dtype : {DataType::kBf16, DataType::kFp16}) {
+    std::vector<KernelSpec> shapes;
+    for (const auto& entry : runtime::kNames<Pattern>) shapes.push_back(shape(entry.value, 4, 2048, dtype));
+    expect_right(shapes, {1, 3, 130}, Values::kOutliers);
+    expect_right(shapes, {5}, Values::kAnyBits);
+  }
+}
+
+TEST_F(AllReduceOnGpu, EveryOptionAgreesWithTheReferenceBitForBit) {
+  std::vector<KernelSpec> shapes;
+  for (const auto& entry : runtime::kNames<Pattern>) {
+    KernelSpec scattered = shape(entry.value, 3, 1536);
+    scattered.residual_scattered = true;
+    shapes.push_back(scattered.normalised());
+    KernelSpec weights = shape(entry.value, 3, 1536);
+    weights.gamma_dtype = DataType::kFp32;
+    weights.weight_bias = true;
+    shapes.push_back(weights.normalised());
+    KernelSpec narrow = shape(entry.value, 3, 1536, DataType::kFp16);
+    narrow.fp32_accumulate = false;
+    shapes.push_back(narrow);
+  }
+  for (const QuantLayout layout : {QuantLayout::kSwizzled8x4, QuantLayout::kLinear}) {
+    KernelSpec fp4 = shape(Pattern::kResidualRmsNormOutFp4, 3, 1536);
+    fp4.quant_layout = layout;
+    shapes.push_back(fp4);
+  }
+  for (const int group : {32, 64, 256}) {
+    KernelSpec grouped = shape(Pattern::kResidualRmsNormFp8Group, 3, 1536);
+    grouped.group_size = group;
+    shapes.push_back(grouped);
+  }
+  std::set<std::string> seen;
+  std::vector<KernelSpec> unique;
+  for (const KernelSpec& spec : shapes) {
+    if (seen.insert(spec.name()).second) unique.push_back(spec);
+  }
+  expect_right(unique, {2, 129}, Values::kNormal);
+}
+
+class WorldSizes : public AllReduceOnGpu, public ::testing::WithParamInterface<int> {};
+
+TEST_P(WorldSizes, AgreeWithTheReferenceBitForBit) {
+  const int world_size = GetParam();
+  std::vector<KernelSpec> shapes;
+  for (const int hidden_size : {64, 2880, 8192}) {
+    for (const Pattern pattern : {Pattern::kAllReduce, Pattern::kResidualRmsNorm}) {
+      shapes.push_back(shape(pattern, world_size, hidden_size));
+    }
+  }
+  shapes.push_back(shape(Pattern::kResidualRmsNorm, world_size, 4096, DataType::kFp32));
+  expect_right(shapes, {1, 2, 17, 256}, Values::kNormal);
+  expect_right(shapes, {3}, Values::kSubnormals);
+  expect_right(shapes, {3}, Values::kNegativeZeros);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, WorldSizes, ::testing::Values(1, 2, 3, 4, 6, 8, 12, 16));
+
+TEST_F(AllReduceOnGpu, HiddenSizesOfLiveModelsAgreeWithTheReference) {
+  std::vector<KernelSpec> shapes;
+  for (const int hidden_size : {8, 512, 1536, 3072, 3584, 5120, 7168, 10752, 16384, 18432, 65536}) {
+    shapes.push_back(shape(Pattern::kResidualRmsNorm, 2, hidden_size));
+  }
+  expect_right(shapes, {1, 33}, Values::kNormal);
+}
+
+TEST_F(AllReduceOnGpu, GraphReplayedAThousandTimesStaysRight) {
+  const KernelSpec spec = shape(Pattern::kResidualRmsNorm, 4, 4096);
+  const std::vector<KernelSpec> kernels = kernels_of({spec});
+  const KernelSet set = KernelSet::warm_up(kernels);
+  Ranks ranks(4, bytes_for(kernels, 64));
+  GroupOperation operation(set, ranks, kind_of(spec));
+  KernelSpec one = spec;
+  KernelSpec two = spec;
+  two.algorithm = Algorithm::kTwoShot;
+  PlacedCase small(reference::make_case(one, 1, Values::kNormal, 5));
+  PlacedCase large(reference::make_case(two, 64, Values::kNormal, 6));
+
+  CUevent fork = nullptr;
+  COMMFUSE_DRIVER(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
+  COMMFUSE_DRIVER(cuStreamBeginCapture(ranks.stream(0), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  COMMFUSE_DRIVER(cuEventRecord(fork, ranks.stream(0)));
+  for (int rank = 1; rank < 4; ++rank) COMMFUSE_DRIVER(cuStreamWaitEvent(ranks.stream(rank), fork, 0));
+  ASSERT_EQ(operation.launch(small, options_of(small.data())), "");
+  ASSERT_EQ(operation.launch(large, options_of(large.data())), "");
+  for (int rank = 1; rank < 4; ++rank) {
+    CUevent join = nullptr;
+    COMMFUSE_DRIVER(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
+    COMMFUSE_DRIVER(cuEventRecord(join, ranks.stream(rank)));
+    COMMFUSE_DRIVER(cuStreamWaitEvent(ranks.stream(0), join, 0));
+    COMMFUSE_DRIVER(cuEventDestroy(join));
+  }
+  CUgraph graph = nullptr;
+  COMMFUSE_DRIVER(cuStreamEndCapture(ranks.stream(0), &graph));
+  CUgraphExec executable = nullptr;
+  COMMFUSE_DRIVER(cuGraphInstantiate(&executable, graph, 0));
+  for (int i = 0; i < 1000; ++i) {
+    COMMFUSE_DRIVER(cuGraphLaunch(executable, ranks.stream(0)));
+    if (i % 250 != 0 && i != 999) continue;
+    ASSERT_EQ(ranks.synchronise(), "");
+    ASSERT_EQ(small.check(), "");
+    ASSERT_EQ(large.check(), "");
+    small.restore();
+    large.restore();
+  }
+  COMMFUSE_DRIVER(cuGraphExecDestroy(executable));
+  COMMFUSE_DRIVER(cuGraphDestroy(graph));
+  COMMFUSE_DRIVER(cuEventDestroy(fork));
+}
+
+void CUDA_CB sleep_a_little(void* microseconds) {
+  std::this_thread::sleep_for(std::chrono::microseconds(reinterpret_cast<std::uintptr_t>(microseconds)));
+}
+
+TEST_F(AllReduceOnGpu, TenThousandMixedCallsWithADelayedRankStayRight) {
+  std::vector<KernelSpec> shapes = {
+      shape(Pattern::kAllReduce, 3, 2880),
+      shape(Pattern::kResidualRmsNorm, 3, 4096),
+      shape(Pattern::kResidualRmsNormOutFp8, 3, 1536, DataType::kFp16),
+      shape(Pattern::kResidualRmsNormFp4, 3, 768),
+      shape(Pattern::kAllReduce, 3, 512, DataType::kFp32),
+      shape(Pattern::kResidualRmsNormFp8Block, 3, 7168),
+  };
+  const std::vector<KernelSpec> kernels = kernels_of(shapes);
+  const KernelSet set = KernelSet::warm_up(kernels);
+  Ranks ranks(3, bytes_for(kernels, 300));
+  std::vector<std::unique_ptr<GroupOperation>> operations;
+  std::vector<std::unique_ptr<PlacedCase>> cases;
+  std::vector<std::size_t> operation_of_case;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    operations.push_back(std::make_unique<GroupOperation>(set, ranks, kind_of(shapes[i])));
+    for (const std::int64_t tokens : {1, 2, 7, 64, 300}) {
+      shapes[i].algorithm = tokens % 2 == 0 ? Algorithm::kTwoShot : Algorithm::kOneShot;
+      cases.push_back(
+          std::make_unique<PlacedCase>(reference::make_case(shapes[i], tokens, Values::kAnyBits, 7 * i + 1)));
+      operation_of_case.push_back(i);
+    }
+  }
+  std::mt19937 random(42);
+  for (int call = 0; call < 10000; ++call) {
+    const std::size_t i = random() % cases.size();
+    if (random() % 50 == 0) {
+      COMMFUSE_DRIVER(cuLaunchHostFunc(ranks.stream(static_cast<int>(random() % 3)), sleep_a_little,
+                                       reinterpret_cast<void*>(std::uintptr_t{random() % 400})));
+    }
+    LaunchOptions options = options_of(cases[i]->data());
+    options.dependent_launch = options.trigger_early = random() % 2 == 0;
+    ASSERT_EQ(operations[operation_of_case[i]]->launch(*cases[i], options), "");
+    if (call % 1000 != 999) continue;
+    ASSERT_EQ(ranks.synchronise(), "");
+    for (const auto& placed : cases) {
+      ASSERT_EQ(placed->check(), "") << "after call " << call;
+      placed->restore();
+    }
+    // Every case once more, so that none is left unwritten at the next check.
+    for (std::size_t j = 0; j < cases.size(); ++j) {
+      ASSERT_EQ(operations[operation_of_case[j]]->launch(*cases[j], options_of(cases[j]->data())), "");
+    }
+  }
+  ASSERT_EQ(ranks.synchronise(), "");
+}
+
+TEST_F(AllReduceOnGpu, ARankThatNeverCallsMakesTheOthersTimeOutAndSayWhom) {
+  const KernelSpec spec = shape(Pattern::kResidualRmsNorm, 3, 1024);
+  const KernelSet set = KernelSet::warm_up(kernels_of({spec}));
+  Ranks ranks(3, bytes_for(kernels_of({spec}), 8), std::chrono::milliseconds(300));
+  GroupOperation operation(set, ranks, kind_of(spec));
+  PlacedCase placed(reference::make_case(spec, 8, Values::kNormal, 3));
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+    LaunchOptions options = options_of(placed.data());
+    options.algorithm = algorithm;
+    const auto before = std::chrono::steady_clock::now();
+    for (const int rank : {0, 1}) {
+      ASSERT_TRUE(operation.rank(rank).launch(placed.tensors(rank), 8, options, ranks.stream(rank)).ok());
+    }
+    EXPECT_NE(ranks.synchronise(), "");
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(3));
+    for (const int rank : {0, 1}) {
+      const Failure failure = ranks.workspace(rank).failure();
+      EXPECT_EQ(failure.code, Code::kTimeout);
+      EXPECT_EQ(failure.operation, "residual_rms_norm");
+      // In two-shot a rank may instead wait for a rank that itself waits for the missing one.
+      if (algorithm == Algorithm::kOneShot) {
+        EXPECT_EQ(failure.awaited_rank, 2) << failure.text();
+      }
+      // Later calls are refused, not queued.
+      EXPECT_EQ(operation.rank(rank).launch(placed.tensors(rank), 8, options, ranks.stream(rank)).code, Code::kTimeout);
+    }
+    ranks.group().reset();
+    ASSERT_EQ(operation.launch(placed, options), "");
+    EXPECT_EQ(ranks.synchronise(), "");
+    EXPECT_EQ(placed.check(), "");
+    placed.restore();
+  }
+}
+
+TEST_F(AllReduceOnGpu, AbortEndsWaitingKernels) {
+  const KernelSpec spec = shape(Pattern::kAllReduce, 2, 1024);
+  const KernelSet set = KernelSet::warm_up(kernels_of({spec}));
+  Ranks ranks(2, bytes_for(kernels_of({spec}), 4), std::chrono::seconds(60));
+  GroupOperation operation(set, ranks, kind_of(spec));
+  PlacedCase placed(reference::make_case(spec, 4, Values::kNormal, 3));
+  ASSERT_TRUE(operation.rank(0).launch(placed.tensors(0), 4, options_of(placed.data()), ranks.stream(0)).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto before = std::chrono::steady_clock::now();
+  ranks.workspace(0).abort();
+  EXPECT_NE(ranks.synchronise(), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(2));
+  EXPECT_EQ(ranks.workspace(0).failure().code, Code::kAborted);
+}
+
+TEST_F(AllReduceOnGpu, BlockCapIsKeptAndChangesNoBit) {
+  KernelSpec spec = shape(Pattern::kResidualRmsNorm, 2, 2880);
+  const KernelSet set = KernelSet::warm_up(kernels_of({spec}));
+  Ranks ranks(2, bytes_for(kernels_of({spec}), 100));
+  GroupOperation operation(set, ranks, kind_of(spec));
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+    spec.algorithm = algorithm;
+    PlacedCase placed(reference::make_case(spec, 100, Values::kNormal, 9));
+    for (const int cap : {1, 2, 8}) {
+      LaunchOptions options = options_of(placed.data());
+      options.max_blocks = cap;
+      EXPECT_LE(operation.rank(0).plan(100, options).blocks, static_cast<unsigned>(cap));
+      ASSERT_EQ(operation.launch(placed, options), "");
+      ASSERT_EQ(ranks.synchronise(), "");
+      ASSERT_EQ(placed.check(), "");
+      placed.restore();
+    }
+  }
+}
+
+TEST_F(AllReduceOnGpu, WrongArgumentsAreNamedAndNothingIsLaunched) {
+  const KernelSpec spec = shape(Pattern::kResidualRmsNorm, 2, 1024);
+  const KernelSet set = KernelSet::warm_up(kernels_of({spec}));
+  Ranks ranks(2, bytes_for(kernels_of({spec}), 4));
+  GroupOperation operation(set, ranks, kind_of(spec));
+  PlacedCase placed(reference::make_case(spec, 4, Values::kNormal, 3));
+  const AllReduceTensors good = placed.tensors(0);
+  const auto refusal = [&](const AllReduceTensors& tensors, std::int64_t tokens = 4) {
+    return operation.rank(0).launch(tensors, tokens, {}, ranks.stream(0));
+  };
+  AllReduceTensors bad = good;
+  bad.gamma = nullptr;
+  EXPECT_EQ(refusal(bad).subject, "gamma");
+  bad = good;
+  bad.in = static_cast<const char*>(good.in) + 2;
+  EXPECT_EQ(refusal(bad).subject, "in");
+  bad = good;
+  bad.norm_out = good.residual_out;
+  EXPECT_EQ(refusal(bad).code, Code::kInvalidArgument);
+  bad = good;
+  bad.norm_out = static_cast<char*>(good.residual_out) + 1024;
+  EXPECT_EQ(refusal(bad).code, Code::kInvalidArgument);
+  EXPECT_EQ(refusal(good, -1).subject, "tokens");
+  EXPECT_EQ(refusal(good, 1 << 20).code, Code::kCapacity);
+  EXPECT_TRUE(refusal(good, 0).ok());
+  EXPECT_EQ(ranks.synchronise(), "");
+}
+
+}  // namespace
+}  // namespace commfuse::gpu

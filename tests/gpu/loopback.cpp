@@ -1,0 +1,153 @@
+#include "gpu/loopback.hpp"
+
+#include <algorithm>
+
+#include "commfuse/error.hpp"
+#include "runtime/driver.hpp"
+
+namespace commfuse::gpu {
+
+using reference::TensorId;
+
+DeviceContext::DeviceContext() {
+  COMMFUSE_DRIVER(cuDeviceGet(&device_, 0));
+  CUcontext context = nullptr;
+  COMMFUSE_DRIVER(cuDevicePrimaryCtxRetain(&context, device_));
+  COMMFUSE_DRIVER(cuCtxSetCurrent(context));
+}
+
+DeviceContext::~DeviceContext() {
+  COMMFUSE_DRIVER_NOEXCEPT(cuCtxSetCurrent(nullptr));
+  COMMFUSE_DRIVER_NOEXCEPT(cuDevicePrimaryCtxRelease(device_));
+}
+
+std::string why_no_gpu() {
+  try {
+    (void)runtime::driver();
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+StreamHandle::StreamHandle() { COMMFUSE_DRIVER(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING)); }
+StreamHandle::~StreamHandle() {
+  if (stream_ != nullptr) COMMFUSE_DRIVER_NOEXCEPT(cuStreamDestroy(stream_));
+}
+
+AllReduceKind kind_of(const KernelSpec& spec) {
+  AllReduceKind kind;
+  kind.pattern = spec.pattern;
+  kind.dtype = spec.dtype;
+  kind.hidden_size = spec.hidden_size;
+  kind.fp32_accumulate = spec.fp32_accumulate;
+  kind.gamma_dtype = spec.gamma_dtype;
+  kind.weight_bias = spec.weight_bias;
+  kind.residual_scattered = spec.residual_scattered;
+  kind.quant_layout = spec.quant_layout;
+  kind.group_size = spec.group_size;
+  kind.latent_width = spec.latent_width;
+  return kind;
+}
+
+LaunchOptions options_of(const reference::Case& data, bool zero_padding) {
+  LaunchOptions options;
+  options.eps = data.eps;
+  options.algorithm = data.spec.algorithm;
+  options.zero_scale_padding = zero_padding;
+  return options;
+}
+
+PlacedCase::PlacedCase(reference::Case data) : data_(std::move(data)), memory_(data_.ranks.size()) {
+  for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+    for (std::size_t i = 0; i < memory_[rank].size(); ++i) {
+      const reference::CaseTensor& tensor = data_.ranks[rank][i];
+      // A rank without rows still has a pointer to pass.
+      if (tensor.used) memory_[rank][i] = runtime::DeviceBuffer(std::max<std::size_t>(tensor.bytes.size(), 16));
+    }
+  }
+  restore();
+}
+
+void PlacedCase::restore() {
+  for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+    for (std::size_t i = 0; i < memory_[rank].size(); ++i) {
+      const reference::CaseTensor& tensor = data_.ranks[rank][i];
+      if (!tensor.used) continue;
+      if (is_output(static_cast<TensorId>(i))) {
+        const reference::Bytes poison(tensor.bytes.size(), reference::kPoison);
+        memory_[rank][i].upload(poison.data(), poison.size());
+      } else {
+        memory_[rank][i].upload(tensor.bytes.data(), tensor.bytes.size());
+      }
+    }
+  }
+}
+
+AllReduceTensors PlacedCase::tensors(int rank) const {
+  const auto& memory = memory_[static_cast<std::size_t>(rank)];
+  const auto at = [&](TensorId id) { return memory[static_cast<std::size_t>(id)].as<void>(); };
+  const auto floats = [&](TensorId id) { return static_cast<const float*>(at(id)); };
+  AllReduceTensors tensors;
+  tensors.in = at(TensorId::kIn);
+  tensors.residual_in = at(TensorId::kResidualIn);
+  tensors.gamma = at(TensorId::kGamma);
+  tensors.gamma_before = at(TensorId::kGammaBefore);
+  tensors.scale_factor = floats(TensorId::kScaleFactor);
+  tensors.mixture_max = floats(TensorId::kMixtureMax);
+  tensors.mixture_sum = floats(TensorId::kMixtureSum);
+  tensors.mixture = floats(TensorId::kMixture);
+  tensors.score_weight = at(TensorId::kScoreWeight);
+  tensors.mixture_gamma = at(TensorId::kMixtureGamma);
+  tensors.out = at(TensorId::kOut);
+  tensors.residual_out = at(TensorId::kResidualOut);
+  tensors.norm_out = at(TensorId::kNormOut);
+  tensors.partial_norm_out = at(TensorId::kPartialNormOut);
+  tensors.quant_out = at(TensorId::kQuantOut);
+  tensors.scale_out = at(TensorId::kScaleOut);
+  tensors.scale_stride = data_.scale_stride;
+  return tensors;
+}
+
+std::string PlacedCase::check() const {
+  for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+    for (std::size_t i = 0; i < memory_[rank].size(); ++i) {
+      const reference::CaseTensor& tensor = data_.ranks[rank][i];
+      const auto id = static_cast<TensorId>(i);
+      if (!tensor.used || !is_output(id)) continue;
+      reference::Bytes actual(tensor.bytes.size());
+      memory_[rank][i].download(actual.data(), actual.size());
+      const std::string report = check_output(data_, static_cast<int>(rank), id, actual);
+      if (!report.empty()) return report;
+    }
+  }
+  return {};
+}
+
+Ranks::Ranks(int world_size, std::uint64_t rotation_bytes, std::chrono::nanoseconds timeout)
+    : group_(world_size, {.rotation_bytes = rotation_bytes, .timeout = timeout}) {
+  for (int rank = 0; rank < world_size; ++rank) streams_.emplace_back();
+}
+
+std::string Ranks::synchronise() {
+  for (const StreamHandle& stream : streams_) COMMFUSE_DRIVER(cuStreamSynchronize(stream.get()));
+  for (int rank = 0; rank < size(); ++rank) {
+    if (const Failure failure = workspace(rank).failure(); failure.code != Code::kOk) return failure.text();
+  }
+  return {};
+}
+
+GroupOperation::GroupOperation(const KernelSet& kernels, Ranks& ranks, const AllReduceKind& kind) : ranks_(ranks) {
+  for (int rank = 0; rank < ranks.size(); ++rank) operations_.emplace_back(kernels, ranks.workspace(rank), kind);
+}
+
+std::string GroupOperation::launch(const PlacedCase& placed, const LaunchOptions& options) {
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const Status status = operations_[static_cast<std::size_t>(rank)].launch(placed.tensors(rank), placed.data().tokens,
+                                                                             options, ranks_.stream(rank));
+    if (!status.ok()) return "rank " + std::to_string(rank) + ": " + status.text();
+  }
+  return {};
+}
+
+}  // namespace commfuse::gpu

@@ -1,0 +1,97 @@
+// Reference cases on a real GPU: all ranks as streams of this process.
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "commfuse/operations.hpp"
+#include "reference/case.hpp"
+#include "runtime/device_memory.hpp"
+
+namespace commfuse::gpu {
+
+/// The first device's primary context, current on this thread while the object lives.
+class DeviceContext {
+ public:
+  DeviceContext();
+  ~DeviceContext();
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+
+ private:
+  CUdevice device_ = 0;
+};
+
+/// Why there is no usable GPU; empty if there is one.
+[[nodiscard]] std::string why_no_gpu();
+
+class StreamHandle {
+ public:
+  StreamHandle();
+  ~StreamHandle();
+  StreamHandle(StreamHandle&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  StreamHandle& operator=(StreamHandle&&) = delete;
+  [[nodiscard]] CUstream get() const noexcept { return stream_; }
+
+ private:
+  CUstream stream_ = nullptr;
+};
+
+/// The operation that `spec` is a kernel of.
+[[nodiscard]] AllReduceKind kind_of(const KernelSpec& spec);
+
+/// A case with all its tensors in device memory.
+class PlacedCase {
+ public:
+  explicit PlacedCase(reference::Case data);
+
+  [[nodiscard]] const reference::Case& data() const noexcept { return data_; }
+  [[nodiscard]] AllReduceTensors tensors(int rank) const;
+  /// Inputs and poisoned outputs as before the first call.
+  void restore();
+  /// Empty if every output on every rank is right; else the first report.
+  [[nodiscard]] std::string check() const;
+
+ private:
+  reference::Case data_;
+  std::vector<std::array<runtime::DeviceBuffer, reference::kTensorCount>> memory_;
+};
+
+/// All ranks of one group with a stream each.
+class Ranks {
+ public:
+  Ranks(int world_size, std::uint64_t rotation_bytes, std::chrono::nanoseconds timeout = std::chrono::seconds(10));
+
+  [[nodiscard]] int size() const noexcept { return group_.world_size(); }
+  [[nodiscard]] LoopbackGroup& group() noexcept { return group_; }
+  [[nodiscard]] Workspace& workspace(int rank) { return group_.workspace(rank); }
+  [[nodiscard]] CUstream stream(int rank) const { return streams_[static_cast<std::size_t>(rank)].get(); }
+  /// Waits for all streams and returns what failed, as text.
+  [[nodiscard]] std::string synchronise();
+
+ private:
+  LoopbackGroup group_;
+  std::vector<StreamHandle> streams_;
+};
+
+/// One operation on all ranks.
+class GroupOperation {
+ public:
+  GroupOperation(const KernelSet& kernels, Ranks& ranks, const AllReduceKind& kind);
+  /// Launches on every rank's stream; the first refusal as text.
+  [[nodiscard]] std::string launch(const PlacedCase& placed, const LaunchOptions& options);
+  [[nodiscard]] AllReduce& rank(int rank) { return operations_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  Ranks& ranks_;
+  std::vector<AllReduce> operations_;
+};
+
+/// The launch options that a case was made for.
+[[nodiscard]] LaunchOptions options_of(const reference::Case& data, bool zero_padding = false);
+
+}  // namespace commfuse::gpu
