@@ -86,7 +86,7 @@ std::string found_text(const json& value) {
 
 std::vector<std::string> names_of(const json& list) {
   std::vector<std::string> names;
-  for (const json& name : list) names.push_back(name.get<std::string>());
+  for (const json& name : list) names.push_back(name.is_string() ? name.get<std::string>() : name.dump());
   return names;
 }
 
