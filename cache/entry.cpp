@@ -42,20 +42,19 @@ Metadata Metadata::parse(std::string_view text) {
     if (!is_canonical || sha256_hex(canonical(json)) != check) {
       throw Error(Code::kInvalidInput, kSubject, "its bytes are not those that were written");
     }
-    if (json.at("schema") != kEntrySchema) {
+    if (unsigned_at(json, "schema") != kEntrySchema) {
       throw Error(Code::kInvalidInput, kSubject, "its schema is not " + std::to_string(kEntrySchema));
     }
     const nlohmann::json& cubin = json.at("cubin");
-    if (!cubin.at("size").is_number_unsigned() || !json.at("created").is_number_unsigned() ||
-        !json.at("facts").is_object() || !json.at("signature").is_object()) {
+    if (!json.at("facts").is_object() || !json.at("signature").is_object()) {
       throw Error(Code::kInvalidInput, kSubject, "a member has the wrong type");
     }
     m.version = json.at("commfuse").get<std::string>();
-    const auto created = json.at("created").get<std::uint64_t>();
+    const auto created = unsigned_at(json, "created");
     if (created > kEndOfTime) throw Error(Code::kInvalidInput, kSubject, "it was made after the year 9999");
     m.created = static_cast<std::int64_t>(created);
     m.cubin_sha256 = cubin.at("sha256").get<std::string>();
-    m.cubin_bytes = cubin.at("size").get<std::uint64_t>();
+    m.cubin_bytes = unsigned_at(cubin, "size");
     m.facts_json = canonical(json.at("facts"));
     m.signature_json = canonical(json.at("signature"));
     m.kernel = json.at("signature").at("kernel").get<std::string>();

@@ -39,7 +39,7 @@ Manifest Manifest::parse(std::string_view text, std::string_view origin) {
   Manifest manifest;
   std::set<std::string> seen;
   try {
-    if (json.at("schema") != kManifestSchema) {
+    if (unsigned_at(json, "schema") != kManifestSchema) {
       throw Error(Code::kInvalidInput, subject, "its schema is not " + std::to_string(kManifestSchema));
     }
     if (json.size() != 3) throw Error(Code::kInvalidInput, subject, "it has members it should not have");

@@ -16,9 +16,9 @@ PackEntry parse_entry(const nlohmann::json& json) {
   entry.kernel = json.at("kernel").get<std::string>();
   entry.key = json.at("key").get<std::string>();
   entry.cubin_sha256 = json.at("cubin").at("sha256").get<std::string>();
-  entry.cubin_bytes = json.at("cubin").at("size").get<std::uint64_t>();
+  entry.cubin_bytes = unsigned_at(json.at("cubin"), "size");
   entry.metadata_sha256 = json.at("metadata").at("sha256").get<std::string>();
-  entry.metadata_bytes = json.at("metadata").at("size").get<std::uint64_t>();
+  entry.metadata_bytes = unsigned_at(json.at("metadata"), "size");
   return entry;
 }
 
@@ -42,7 +42,7 @@ std::vector<PackEntry> parse_pack_manifest(std::string_view text, const std::str
   const nlohmann::json json = parse_strict(text, "the manifest of pack '" + origin + "'", kMaxPackManifestBytes);
   std::vector<PackEntry> entries;
   try {
-    if (json.at("format") != kPackFormat) refuse("has a format that this version does not know");
+    if (unsigned_at(json, "format") != kPackFormat) refuse("has a format that this version does not know");
     for (const nlohmann::json& entry : json.at("entries")) entries.push_back(parse_entry(entry));
   } catch (const nlohmann::json::exception& e) {
     refuse(std::string("is malformed: ") + e.what());

@@ -125,8 +125,7 @@ Signature Signature::parse(std::string_view text) {
   const nlohmann::json json = parse_strict(text, "a signature", kMaxBytes);
   Signature s;
   try {
-    s.schema = json.at("schema").get<int>();
-    if (s.schema != kSchema || !json.at("schema").is_number_unsigned()) {
+    if (unsigned_at(json, "schema") != kSchema) {
       throw Error(Code::kInvalidInput, "cannot read a signature",
                   "its schema is not " + std::to_string(kSchema) + ", the one this version knows");
     }

@@ -51,6 +51,15 @@ nlohmann::json parse_strict(std::string_view text, std::string_view what, std::s
   }
 }
 
+std::uint64_t unsigned_at(const nlohmann::json& object, const char* name) {
+  const nlohmann::json& value = object.at(name);
+  // The conversion of a floating-point number out of range is undefined, and get() performs it.
+  if (!value.is_number_unsigned()) {
+    throw Error(Code::kInvalidInput, "cannot read JSON", std::string("member '") + name + "' is not a whole number");
+  }
+  return value.get<std::uint64_t>();
+}
+
 std::string canonical(const nlohmann::json& value) {
   try {
     return value.dump();

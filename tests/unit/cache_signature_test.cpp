@@ -154,6 +154,7 @@ TEST(Signature, HostileTextEndsInAnError) {
   EXPECT_EQ(code(std::string(1 << 20, '[')), Code::kInvalidInput);
   EXPECT_EQ(code(std::string((1 << 20) + 1, ' ')), Code::kInvalidInput);
   EXPECT_EQ(code("{\"schema\":1e999}"), Code::kInvalidInput);
+  EXPECT_EQ(code("{\"schema\":1e30}"), Code::kInvalidInput);
   EXPECT_EQ(code("{\"schema\":99999999999999999999}"), Code::kInvalidInput);
   EXPECT_EQ(code("{\"kernel\":\"\xc3\x28\"}"), Code::kInvalidInput);
   EXPECT_EQ(code(std::string("{\0}", 3)), Code::kInvalidInput);
