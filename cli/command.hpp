@@ -43,5 +43,7 @@ void add_list(CLI::App& app, Session& session);
 void add_show(CLI::App& app, Session& session);
 void add_explain(CLI::App& app, Session& session);
 void add_doctor(CLI::App& app, Session& session);
+void add_bench(CLI::App& app, Session& session);
+void add_selftest(CLI::App& app, Session& session);
 
 }  // namespace commfuse::cli

@@ -39,6 +39,12 @@ int parse_and_run(int argc, char** argv) {
   add_show(app, session);
   add_explain(app, session);
   add_doctor(app, session);
+#ifdef COMMFUSE_CLI_BENCH
+  add_bench(app, session);
+#endif
+#ifdef COMMFUSE_CLI_SELFTEST
+  add_selftest(app, session);
+#endif
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
