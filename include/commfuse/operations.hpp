@@ -29,7 +29,7 @@ struct AllReduceKind {
   DataType dtype = DataType::kBf16;
   int hidden_size = 0;
   bool fp32_accumulate = true;
-  std::optional<DataType> gamma_dtype;  ///< default: dtype
+  std::optional<DataType> gamma_dtype = std::nullopt;  ///< default: dtype
   bool weight_bias = false;
   bool residual_scattered = false;
   QuantLayout quant_layout = QuantLayout::kSwizzled128x4;
@@ -80,7 +80,7 @@ struct LaunchOptions {
   /// Most blocks to launch, to leave SMs to others; 0 = no cap. Must be the same on all ranks.
   int max_blocks = 0;
   /// Instead of the planner's choice; must be the same on all ranks.
-  std::optional<Algorithm> algorithm;
+  std::optional<Algorithm> algorithm = std::nullopt;
   /// FP4 and FP8 group: also write 0 to the scales of rows and blocks that do not exist.
   bool zero_scale_padding = false;
 };

@@ -40,9 +40,9 @@ struct PlanRequest {
   /// not empty. Not owned; read during the call only.
   std::span<const KernelSpec> kernels;
   std::int64_t tokens = 0;
-  std::optional<Algorithm> algorithm;  ///< wanted by the caller; one that `kernels` lacks is not chosen
-  int max_blocks = 0;                  ///< cap asked for by the caller; 0 = none
-  bool dependent_launch = false;       ///< the next kernel's blocks may be resident beside this one's
+  std::optional<Algorithm> algorithm = std::nullopt;  ///< wanted by the caller; one that `kernels` lacks is not chosen
+  int max_blocks = 0;                                 ///< cap asked for by the caller; 0 = none
+  bool dependent_launch = false;                      ///< the next kernel's blocks may be resident beside this one's
 };
 
 struct Plan {
