@@ -1,0 +1,205 @@
+// commfuse bench: how long the operations of a deployment take, all ranks on one GPU.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cache/directory.hpp"
+#include "cli/bench_report.hpp"
+#include "cli/bench_run.hpp"
+#include "cli/command.hpp"
+#include "cli/inputs.hpp"
+#include "cli/output.hpp"
+#include "cli/progress.hpp"
+#include "cli/units.hpp"
+#include "runtime/spec_names.hpp"
+#include "runtime/suggest.hpp"
+#include "runtime/toolchain.hpp"
+
+namespace commfuse::cli {
+namespace {
+
+/// How the ranks' calls are launched.
+enum class Launching { kBoth, kPlain, kDependent };
+
+struct Arguments {
+  std::filesystem::path file;
+  std::filesystem::path cache_dir;
+  std::vector<std::int64_t> tokens;
+  std::vector<std::string> patterns;
+  std::string algorithm = "both";
+  Launching launching = Launching::kBoth;
+  RunOptions run;
+};
+
+constexpr double kUsableMemory = 0.9;
+
+Pattern pattern_named(const std::string& name) {
+  if (const auto pattern = runtime::value_of<Pattern>(name)) return *pattern;
+  std::vector<std::string> known;
+  for (const auto& entry : runtime::kNames<Pattern>) known.emplace_back(entry.name);
+  const std::string meant = runtime::closest_name(name, known);
+  throw UsageError(Error(Code::kInvalidArgument, fmt::format("there is no pattern '{}'", name),
+                         fmt::format("the patterns are {}", fmt::join(known, ", ")),
+                         meant.empty() ? "" : fmt::format("did you mean '{}'?", meant)));
+}
+
+std::vector<BenchShape> chosen_shapes(const Deployment& deployment, const std::vector<std::string>& names,
+                                      const std::string& arch) {
+  std::vector<Pattern> patterns;
+  for (const std::string& name : names) patterns.push_back(pattern_named(name));
+  std::vector<KernelSpec> kernels;
+  for (const KernelSpec& kernel : deployment.kernels({arch})) {
+    const bool wanted =
+        patterns.empty() || std::find(patterns.begin(), patterns.end(), kernel.pattern) != patterns.end();
+    if (kernel.op == Op::kAllReduce && wanted) kernels.push_back(kernel);
+  }
+  if (kernels.empty()) {
+    throw UsageError(Error(Code::kInvalidArgument,
+                           fmt::format("deployment '{}' has nothing to measure", deployment.name),
+                           "none of its operations has one of the patterns that were asked for"));
+  }
+  return shapes_of(kernels);
+}
+
+std::vector<std::optional<Algorithm>> algorithms_named(const std::string& name) {
+  if (name == "auto") return {std::nullopt};
+  if (name == "both") return {Algorithm::kOneShot, Algorithm::kTwoShot};
+  return {runtime::value_of<Algorithm>(name)};
+}
+
+std::vector<std::int64_t> chosen_tokens(const Deployment& deployment, const std::vector<std::int64_t>& given) {
+  if (given.empty()) {
+    std::vector<std::int64_t> tokens = {1, 16, 64, 128, 512, 2048};
+    std::erase_if(tokens, [&](std::int64_t count) { return count > deployment.max_tokens; });
+    return tokens;
+  }
+  for (const std::int64_t count : given) {
+    if (count >= 1 && count <= deployment.max_tokens) continue;
+    throw UsageError(Error(Code::kInvalidArgument, fmt::format("cannot measure {} tokens", count),
+                           fmt::format("deployment '{}' is for 1 to {}", deployment.name, deployment.max_tokens)));
+  }
+  return given;
+}
+
+/// The largest rotation buffer that some call needs and the device has room for.
+std::uint64_t choose_rotation(const std::vector<BenchShape>& shapes, const std::vector<std::int64_t>& tokens) {
+  const auto usable = static_cast<std::uint64_t>(static_cast<double>(free_device_bytes()) * kUsableMemory);
+  std::uint64_t chosen = 0;
+  for (const BenchShape& shape : shapes) {
+    for (const std::int64_t count : tokens) {
+      for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+        const std::uint64_t wanted = shape.rotation_bytes(count, {algorithm});
+        if (device_bytes_needed(shape.spec, count, wanted) <= usable) chosen = std::max(chosen, wanted);
+      }
+    }
+  }
+  return chosen;
+}
+
+BenchResult measure(const Arguments& arguments) {
+  const Deployment deployment = load_deployment(arguments.file);
+  RunOptions options = arguments.run;
+  options.tokens = chosen_tokens(deployment, arguments.tokens);
+  options.algorithms = algorithms_named(arguments.algorithm);
+  if (arguments.launching != Launching::kDependent) options.dependent.push_back(false);
+  if (arguments.launching != Launching::kPlain) options.dependent.push_back(true);
+
+  const gpu::DeviceContext context;
+  const std::string arch = current_arch();
+  const std::vector<BenchShape> shapes = chosen_shapes(deployment, arguments.patterns, arch);
+  std::vector<KernelSpec> kernels;
+  for (const BenchShape& shape : shapes) kernels.insert(kernels.end(), shape.kernels.begin(), shape.kernels.end());
+
+  BenchResult result;
+  result.machine = describe_machine();
+  result.deployment = deployment.name;
+  result.world_size = deployment.world_size;
+  result.calls = options.calls;
+  result.replays = options.replays;
+
+  Progress progress;
+  const int steps =
+      static_cast<int>(shapes.size() * options.tokens.size() * options.algorithms.size() * options.dependent.size());
+  int step = 0;
+  options.progress = [&](const std::string& what) { progress.show(step++, steps, what); };
+  BuildOptions build;
+  build.cache_dir = arguments.cache_dir;
+  build.progress = [&](const KernelReport& kernel, int finished, int total) {
+    progress.show(finished, total, kernel.spec.name());
+  };
+  const KernelSet set = KernelSet::warm_up(kernels, build);
+  runtime::Toolchains toolchains(
+      env(), runtime::ToolchainMemo(cache::find_directories(cache::Environment::of_process(), arguments.cache_dir)));
+  runtime::Toolchain& toolchain = toolchains.for_arch(arch);
+  result.machine.nvrtc = toolchain.build();
+  const BenchKernel flag(toolchain.nvrtc(), flag_program(arch));
+  const BenchKernel empty(toolchain.nvrtc(), empty_program(arch));
+
+  const std::uint64_t compiled_before = runtime::nvrtc_calls();
+  {
+    const gpu::StreamHandle stream;
+    result.copies = measure_copies(stream.get());
+  }
+  gpu::Ranks ranks(deployment.world_size, choose_rotation(shapes, options.tokens));
+  std::vector<CUstream> streams;
+  for (int rank = 0; rank < ranks.size(); ++rank) streams.push_back(ranks.stream(rank));
+  result.latency = measure_latency_floors(flag, empty, streams, options.calls, options.replays);
+  for (const BenchShape& shape : shapes) {
+    const std::vector<Measurement> measured = measure_shape(set, ranks, shape, options);
+    result.measurements.insert(result.measurements.end(), measured.begin(), measured.end());
+  }
+  if (!result.failed()) {
+    result.host.push_back(measure_host_cost(set, ranks, shapes.front(), options.tokens.front(), empty));
+  }
+  result.compile_count = runtime::nvrtc_calls() - compiled_before;
+  return result;
+}
+
+int bench(const Arguments& arguments, bool as_json) {
+  const BenchResult result = measure(arguments);
+  if (as_json) {
+    print_document(bench_document(result));
+  } else {
+    print(bench_text(result));
+  }
+  return result.failed() ? kFailed : kDone;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Session& session) {
+  CLI::App* command =
+      add_command(app, session, "bench", "Time a deployment's all-reduces, all ranks on one GPU",
+                  "commfuse bench llama.json --tokens 1,16,2048 --patterns residual_rms_norm --json > times.json");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("FILE", arguments->file, "Deployment file")->required();
+  command->add_option("--tokens", arguments->tokens, "Numbers of tokens, else 1,16,64,128,512,2048")->delimiter(',');
+  command->add_option("--patterns", arguments->patterns, "Patterns, else all of the deployment")->delimiter(',');
+  command->add_option("--algorithm", arguments->algorithm, "one_shot, two_shot, both, or auto: the planner's choice")
+      ->check(CLI::IsMember({"one_shot", "two_shot", "both", "auto"}))
+      ->capture_default_str();
+  command
+      ->add_flag_callback(
+          "--dependent", [arguments] { arguments->launching = Launching::kDependent; },
+          "Only with programmatic dependent launch; else with and without")
+      ->excludes(command->add_flag_callback(
+          "--no-dependent", [arguments] { arguments->launching = Launching::kPlain; }, "Only without it"));
+  command->add_option("--replays", arguments->run.replays, "Replays of the graph; the first two do not count")
+      ->check(CLI::Range(3, 10000))
+      ->capture_default_str();
+  command->add_option("--calls", arguments->run.calls, "Calls of one rank in the graph")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--cache-dir", arguments->cache_dir, "Cache folder, else COMMFUSE_CACHE_DIR, else the user's");
+  command->callback(
+      [arguments, &session] { session.run = [arguments, &session] { return bench(*arguments, session.json); }; });
+}
+
+}  // namespace commfuse::cli
