@@ -11,6 +11,7 @@
 
 #include "cache/entry.hpp"
 #include "cache/store.hpp"
+#include "runtime/driver.hpp"
 #include "runtime/kernel_signature.hpp"
 #include "runtime/log.hpp"
 #include "runtime/parallel.hpp"
@@ -73,6 +74,12 @@ std::vector<std::string> builds_in_cache(const cache::Store& store, const std::s
   return sorted;
 }
 
+/// Of a driver that is in use already; a mere compilation does not open one.
+int known_driver_version() {
+  const Driver* driver = driver_if_open();
+  return driver == nullptr ? 0 : driver->version();
+}
+
 class Build {
  public:
   Build(const std::vector<KernelSpec>& specs, const BuildOptions& options, bool keep_cubins, const Env& environment)
@@ -81,7 +88,7 @@ class Build {
         keep_cubins_(keep_cubins),
         store_({.directories = cache::find_directories(cache::Environment::of_process(), options.cache_dir),
                 .warn = [](std::string_view message) { log(LogLevel::kWarning, message); }}),
-        toolchains_(environment, ToolchainMemo(store_.directories())) {
+        toolchains_(environment, ToolchainMemo(store_.directories()), known_driver_version()) {
     result_.report.kernels.resize(specs.size());
     result_.kernels.resize(specs.size());
   }

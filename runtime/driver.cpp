@@ -135,6 +135,8 @@ void throw_driver_error(CUresult result, const char* call) {
   throw Error(code_of(result), fmt::format("the CUDA driver call {} failed", call), describe(driver_if_open(), result));
 }
 
+std::string describe_driver_error(CUresult result) { return describe(driver_if_open(), result); }
+
 void log_driver_error(CUresult result, const char* call) noexcept {
   // The driver has already shut down at the end of the process; everything is freed anyway.
   if (result == CUDA_ERROR_DEINITIALIZED || !log_enabled()) return;

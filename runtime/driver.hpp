@@ -132,6 +132,8 @@ class Driver {
 
 /// Throws Error with the call's text and the error's name and meaning: kOutOfMemory, kUnsupported or kDriver.
 [[noreturn]] void throw_driver_error(CUresult result, const char* call);
+/// The error's name and meaning in the driver's words; its number where the driver does not know it.
+[[nodiscard]] std::string describe_driver_error(CUresult result);
 void log_driver_error(CUresult result, const char* call) noexcept;
 
 // COMMFUSE_DRIVER(cuMemFree(p)) makes the call and throws where it fails.

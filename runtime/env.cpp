@@ -31,6 +31,22 @@ constexpr Field kFields[] = {
     {"CONDA_PREFIX", &Env::conda_prefix, "conda environment that is looked in for libnvrtc"},
 };
 
+constexpr const char* kSecret = "COMMFUSE_EXCHANGE_KEY";
+
+// Ours too, but not fields of Env: the parts that obey these take the environment as an argument.
+constexpr Field kPassedFields[] = {
+    {"COMMFUSE_CACHE_TRUST", {}, "cache folders, separated by ':', that are used whoever can write to them"},
+    {"XDG_RUNTIME_DIR", {}, "where processes of one machine lock and meet"},
+    {"COMMFUSE_EXCHANGE", {}, "how ranks find each other"},
+    {"COMMFUSE_EXCHANGE_ADDRESS", {}, "host of rank 0, for the exchange over TCP"},
+    {"COMMFUSE_EXCHANGE_PORT", {}, "port of rank 0, for the exchange over TCP"},
+    {"COMMFUSE_EXCHANGE_LISTEN", {}, "address that rank 0 listens on"},
+    {"COMMFUSE_EXCHANGE_DIR", {}, "folder of the sockets that ranks of one machine meet at"},
+    {"COMMFUSE_EXCHANGE_JOB", {}, "name that keeps jobs of one user apart"},
+    {kSecret, {}, "the secret that the ranks share (not shown)"},
+    {"COMMFUSE_EXCHANGE_KEY_FILE", {}, "file that holds the secret"},
+};
+
 constexpr Field kForeignFields[] = {
     {"CUDA_VISIBLE_DEVICES", {}, "driver: which devices exist for this process"},
     {"CUDA_MODULE_LOADING", {}, "driver: LAZY or EAGER; commfuse loads its kernels at warm-up either way"},
@@ -82,9 +98,11 @@ std::vector<EnvVariable> list_environment() {
   std::vector<EnvVariable> rows;
   const auto add = [&](const Field& field) {
     const char* text = std::getenv(field.name);
-    rows.push_back({field.name, text == nullptr ? "" : text, text != nullptr, field.meaning});
+    const bool shown = text != nullptr && field.name != std::string_view(kSecret);
+    rows.push_back({field.name, shown ? text : "", text != nullptr, field.meaning});
   };
   for (const Field& field : kFields) add(field);
+  for (const Field& field : kPassedFields) add(field);
   for (const Field& field : kForeignFields) add(field);
   return rows;
 }

@@ -1,4 +1,4 @@
-// The environment variables that commfuse obeys, read once per process. Nothing else in the library calls getenv.
+// The environment variables that commfuse obeys, read once per process, and the list of all that matter to it.
 #pragma once
 
 #include <span>
@@ -52,7 +52,8 @@ struct EnvVariable {
   std::string_view meaning;
 };
 
-/// The variables above, then those of others that change what CUDA does under us (read by the driver and by NVRTC).
+/// The variables above, those that other parts of the library are passed, then those of others that change what CUDA
+/// does under us (read by the driver and by NVRTC). The values of secrets are left out.
 [[nodiscard]] std::vector<EnvVariable> list_environment();
 
 }  // namespace commfuse

@@ -81,7 +81,15 @@ void check_occupancy(const std::string& name, const KernelImage& image) {
 Library::Library(std::string_view cubin, const std::string& name) {
   // No option asks for lazy loading, but CUDA_MODULE_LOADING may: cuFuncLoad settles it.
   const CUresult result = driver().cuLibraryLoadData(&handle_, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
-  if (result != CUDA_SUCCESS) throw_driver_error(result, fmt::format("cuLibraryLoadData of '{}'", name).c_str());
+  if (result == CUDA_SUCCESS) return;
+  if (result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_NO_BINARY_FOR_GPU) {
+    throw Error(Code::kUnsupported, fmt::format("the CUDA driver cannot load the kernel '{}'", name),
+                describe_driver_error(result),
+                fmt::format("Its compiler may be newer than the driver, which is for CUDA {}.{}: update the driver, or "
+                            "set COMMFUSE_NVRTC to an older libnvrtc.so",
+                            driver().version() / 1000, driver().version() % 1000 / 10));
+  }
+  throw_driver_error(result, fmt::format("cuLibraryLoadData of '{}'", name).c_str());
 }
 
 Library::~Library() {

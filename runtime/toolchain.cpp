@@ -91,7 +91,7 @@ const Nvrtc& Toolchain::nvrtc() {
   return *nvrtc_;
 }
 
-Toolchains::Toolchains(const Env& env, ToolchainMemo memo) : memo_(std::move(memo)) {
+Toolchains::Toolchains(const Env& env, ToolchainMemo memo, int driver_version) : memo_(std::move(memo)) {
   NvrtcPlaces places = find_nvrtc(env);
   looked_at_ = std::move(places.looked_at);
   for (NvrtcPlaces::Candidate& candidate : places.candidates) {
@@ -102,8 +102,12 @@ Toolchains::Toolchains(const Env& env, ToolchainMemo memo) : memo_(std::move(mem
     }
   }
   // Newest first; of equal ones that which was found first.
+  const auto rank = [driver_version](const Toolchain& toolchain) {
+    const bool loadable = driver_version == 0 || toolchain.version().major <= driver_version / 1000;
+    return std::pair(loadable, toolchain.version());
+  };
   std::stable_sort(toolchains_.begin(), toolchains_.end(),
-                   [](const auto& a, const auto& b) { return a->version() > b->version(); });
+                   [&](const auto& a, const auto& b) { return rank(*a) > rank(*b); });
 }
 
 Toolchain& Toolchains::for_arch(std::string_view arch) {

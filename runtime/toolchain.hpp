@@ -44,12 +44,15 @@ class Toolchain {
 class Toolchains {
  public:
   /// Opens those that `memo` knows nothing of. Never throws for what is missing or broken: that is said by for_arch.
-  Toolchains(const Env& env, ToolchainMemo memo);
+  /// `driver_version` is that of the driver which is to load the kernels (13000 = CUDA 13.0), 0 if it is not known: a
+  /// driver may refuse the kernels of the next major version's compiler.
+  Toolchains(const Env& env, ToolchainMemo memo, int driver_version = 0);
   Toolchains(const Toolchains&) = delete;  // its toolchains refer to its memo
   Toolchains& operator=(const Toolchains&) = delete;
 
-  /// The newest that supports `arch`. Throws Error(kNotFound) naming every place that was looked at where there is none
-  /// at all, Error(kUnsupported) naming each one's version and architectures where none supports it.
+  /// The newest that supports `arch`, of those first whose major version is not above the driver's. Throws
+  /// Error(kNotFound) naming every place that was looked at where there is none at all, Error(kUnsupported) naming each
+  /// one's version and architectures where none supports it.
   [[nodiscard]] Toolchain& for_arch(std::string_view arch);
 
   [[nodiscard]] const std::vector<std::unique_ptr<Toolchain>>& all() const noexcept { return toolchains_; }

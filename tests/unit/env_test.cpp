@@ -53,5 +53,15 @@ TEST(Env, ListsEveryVariableWithItsMeaning) {
   EXPECT_FALSE(row("COMMFUSE_CACHE_DIR")->set);
 }
 
+TEST(Env, ListsThatASecretIsSetButNotTheSecret) {
+  const test::ScopedVariable secret("COMMFUSE_EXCHANGE_KEY", "hunter2");
+  bool found = false;
+  for (const EnvVariable& variable : list_environment()) {
+    EXPECT_EQ(variable.value.find("hunter2"), std::string::npos) << variable.name;
+    found = found || (variable.name == "COMMFUSE_EXCHANGE_KEY" && variable.set);
+  }
+  EXPECT_TRUE(found);
+}
+
 }  // namespace
 }  // namespace commfuse

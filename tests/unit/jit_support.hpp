@@ -80,11 +80,15 @@ class LogCapture {
   std::vector<std::pair<LogLevel, std::string>> messages_;
 };
 
-/// The stand-in for NVRTC (version 99.1, or 11.1) as `folder`/libnvrtc.so.MAJOR. Every copy is a library of its own.
+/// The stand-in for NVRTC (version 99.1, 12.1 or 11.1) as `folder`/libnvrtc.so.MAJOR. Every copy is a library of its
+/// own.
 inline std::string copy_nvrtc_shim(const std::filesystem::path& folder, int major = 99) {
   std::filesystem::create_directories(folder);
   const std::filesystem::path file = folder / ("libnvrtc.so." + std::to_string(major));
-  std::filesystem::copy_file(major == 99 ? COMMFUSE_NVRTC_SHIM : COMMFUSE_OLD_NVRTC_SHIM, file);
+  std::filesystem::copy_file(major == 99   ? COMMFUSE_NVRTC_SHIM
+                             : major == 12 ? COMMFUSE_NVRTC12_SHIM
+                                           : COMMFUSE_NVRTC11_SHIM,
+                             file);
   return std::filesystem::canonical(file).string();
 }
 

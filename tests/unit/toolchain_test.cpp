@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "jit_support.hpp"
 #include "runtime/compiler.hpp"
 
@@ -37,6 +39,20 @@ TEST(Toolchain, ANewerOneIsTakenAlthoughAnOldOneIsFoundFirst) {
   EXPECT_NE(toolchains.rejected()[0].find("11.1"), std::string::npos);
 }
 
+TEST(Toolchain, OneThatTheDriverCanFollowIsTakenBeforeANewerOne) {
+  const test::TemporaryFolder folder;
+  const std::string newer = test::copy_nvrtc_shim(folder.path());
+  const std::string older = test::copy_nvrtc_shim(folder.path(), 12);
+  const auto chosen = [&](int driver_version) {
+    Toolchains toolchains(test::only(folder.path()), ToolchainMemo({}), driver_version);
+    return toolchains.for_arch("sm_90a").path();
+  };
+  EXPECT_EQ(chosen(0), newer);
+  EXPECT_EQ(chosen(99000), newer);
+  EXPECT_EQ(chosen(12040), older);
+  EXPECT_EQ(chosen(11080), newer);  // none fits: the kernels are worth a try
+}
+
 TEST(Toolchain, AnUnknownArchitectureIsAnErrorWithEveryVersionAndPlace) {
   const test::TemporaryFolder folder;
   const std::string file = test::copy_nvrtc_shim(folder.path());
@@ -51,16 +67,18 @@ TEST(Toolchain, AnUnknownArchitectureIsAnErrorWithEveryVersionAndPlace) {
 
 TEST(Toolchain, NoneAtAllIsAnErrorWithEveryPlaceThatWasLookedAt) {
   const test::TemporaryFolder folder;
-  Env env;
-  env.ignore_toolkit = true;
-  env.ld_library_path = folder / "a";
-  env.xdg_data_home = folder / "data";
-  Toolchains toolchains(env, ToolchainMemo({}));
-  if (!toolchains.all().empty()) GTEST_SKIP() << "this machine has " << toolchains.all()[0]->path();
+  Toolchains toolchains(test::only(folder.path()), ToolchainMemo({}));
   const Error error = test::error_of([&] { (void)toolchains.for_arch("sm_90a"); });
   EXPECT_EQ(error.code(), Code::kNotFound);
-  for (const std::string& place : {folder / "a", folder / "data/commfuse/cuda/lib"}) {
-    EXPECT_NE(error.cause().find(place), std::string::npos) << place;
+  EXPECT_NE(error.cause().find("looked at:\n  " + folder.path().string()), std::string::npos) << error.cause();
+
+  Env env;
+  env.ld_library_path = folder / "a";
+  env.xdg_data_home = folder / "data";
+  const std::vector<std::string> places = Toolchains(env, ToolchainMemo({})).looked_at();
+  for (const std::string& place :
+       {folder / "a", folder / "data/commfuse/cuda/lib", std::string("/usr/local/cuda/lib64")}) {
+    EXPECT_NE(std::find(places.begin(), places.end(), place), places.end()) << place;
   }
 }
 
