@@ -61,7 +61,7 @@ namespace commfuse::runtime {
   X(cuStreamEndCapture, 10000, kRequired)                         \
   X(cuStreamIsCapturing, 10000, kRequired)                        \
   X(cuThreadExchangeStreamCaptureMode, 10010, kRequired)          \
-  X(cuGraphInstantiate, 12000, kRequired)                         \
+  X(cuGraphInstantiateWithFlags, 11040, kRequired)                \
   X(cuGraphUpload, 11010, kRequired)                              \
   X(cuGraphLaunch, 10000, kRequired)                              \
   X(cuGraphExecDestroy, 10000, kRequired)                         \
