@@ -114,11 +114,20 @@ class Visit {
       if (Clock::now() >= deadline_) {
         trouble_ = expected == MessageKind::kChallenge ? "it took the connection and said nothing"
                                                        : "it went silent before everybody had come";
+        say_goodbye(connection);
         return std::nullopt;
       }
       Connection* only = &connection;
       pump_all(std::span(&only, 1), deadline_);
     }
+  }
+
+  /// So that a first rank which is only late does not take this one for dead and looks for who is missing.
+  void say_goodbye(Connection& connection) const {
+    Message message;
+    message.kind = MessageKind::kFailure;
+    message.payload = write_failure(absence());
+    connection.send(std::move(message));
   }
 
   bool lead_nowhere(std::string why) {

@@ -42,7 +42,7 @@ std::string rank_list(std::span<const int> ranks) {
   return text;
 }
 
-Timeout telling_time(Timeout patience) { return std::clamp(patience / 8, Timeout(10), Timeout(500)); }
+Timeout telling_time(Timeout patience) { return std::clamp(patience / 5, Timeout(10), Timeout(1000)); }
 
 bool wait_for(int descriptor, short events, Deadline deadline) {
   for (;;) {

@@ -62,16 +62,16 @@ TEST_P(ExchangeGroup, WaitsForRanksThatComeLate) {
 }
 
 TEST_P(ExchangeGroup, NamesAMissingRankToAllOthersWithinTheTimeout) {
-  const Ranks group = ranks(4, 700);
+  const Ranks group = ranks(4, 1200);
   std::vector<Process> processes;
   for (int rank : {0, 1, 3}) processes.push_back(group.start(rank, {"gather:1"}));
   std::vector<std::string> texts;
   for (auto& process : processes) texts.push_back(process.finish());
   EXPECT_TRUE(texts[0].starts_with("error Timeout [2] ")) << texts[0];
-  EXPECT_NE(texts[0].find("rank 2 did not come"), std::string::npos) << texts[0];
+  EXPECT_NE(texts[0].find("rank 2 did not come "), std::string::npos) << texts[0];
   for (std::size_t i = 0; i < texts.size(); ++i) {
     EXPECT_EQ(texts[i], texts[0]);
-    EXPECT_LT(processes[i].lifetime(), milliseconds(1500));
+    EXPECT_LT(processes[i].lifetime(), milliseconds(3000));
   }
   EXPECT_EQ(folder.count(), 0U);
 }
@@ -100,7 +100,7 @@ TEST_P(ExchangeGroup, AKilledRankIsNamedToAllOthersLongBeforeTheTimeout) {
 
 TEST_P(ExchangeGroup, AStoppedRankIsNamedToAllOthersWithinTheTimeout) {
   for (int victim : {0, 1}) {
-    const Ranks group = ranks(3, 1000);
+    const Ranks group = ranks(3, 1500);
     std::vector<Process> processes;
     for (int rank = 0; rank < 3; ++rank) {
       processes.push_back(group.start(rank, rank == victim ? std::vector<std::string>{"gather:1", "stop"}
@@ -111,7 +111,7 @@ TEST_P(ExchangeGroup, AStoppedRankIsNamedToAllOthersWithinTheTimeout) {
       const std::string text = processes[static_cast<std::size_t>(rank)].finish();
       EXPECT_TRUE(text.starts_with("error Timeout [" + std::to_string(victim) + "] "))
           << "rank " << rank << ": " << text;
-      EXPECT_LT(processes[static_cast<std::size_t>(rank)].lifetime(), milliseconds(2500));
+      EXPECT_LT(processes[static_cast<std::size_t>(rank)].lifetime(), milliseconds(4500));
     }
   }
 }
@@ -130,7 +130,7 @@ TEST_P(ExchangeGroup, ARankThatDiesDuringSetUpIsNamedAtOnce) {
 
 TEST_P(ExchangeGroup, AShorterTimeoutOfOneRankEndsTheCallOfAll) {
   Ranks patient = ranks(3, 20000);
-  Ranks hasty = ranks(3, 600);
+  Ranks hasty = ranks(3, 1200);
   auto first = patient.start(0, {"gather:1"});
   auto second = hasty.start(1, {"gather:1"});
   const std::string text = first.finish();
@@ -202,14 +202,15 @@ TEST_P(ExchangeGroup, TwoProcessesOfOneRankAreAMismatchOnEveryRank) {
 }
 
 TEST_P(ExchangeGroup, AnotherSizeOnOneRankIsAMismatchOnEveryRank) {
-  Ranks small = ranks(2), large = ranks(4);
+  const Ranks small = ranks(3), large = ranks(4);
   auto first = small.start(0, {"gather:1"});
-  auto second = large.start(3, {"gather:1"});
-  auto third = small.start(1, {"gather:1"});
+  auto second = small.start(1, {"gather:1"});
+  std::this_thread::sleep_for(milliseconds(200));
+  auto third = large.start(3, {"gather:1"});
   for (Process* process : {&first, &second, &third}) {
     const std::string text = process->finish();
     EXPECT_TRUE(text.starts_with("error Mismatch [3] ")) << text;
-    EXPECT_NE(text.find("started for 4 ranks, rank 0 for 2"), std::string::npos) << text;
+    EXPECT_NE(text.find("started for 4 ranks, rank 0 for 3"), std::string::npos) << text;
   }
 }
 

@@ -17,7 +17,7 @@ constexpr Timeout kLong = std::chrono::seconds(20);
 
 Blob blob_of(const std::string& text) {
   Blob blob(text.size());
-  std::memcpy(blob.data(), text.data(), text.size());
+  if (!text.empty()) std::memcpy(blob.data(), text.data(), text.size());
   return blob;
 }
 
