@@ -18,6 +18,7 @@
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
 #include "cli/units.hpp"
+#include "runtime/driver.hpp"
 #include "runtime/spec_names.hpp"
 #include "runtime/suggest.hpp"
 #include "runtime/toolchain.hpp"
@@ -136,7 +137,8 @@ BenchResult measure(const Arguments& arguments) {
   };
   const KernelSet set = KernelSet::warm_up(kernels, build);
   runtime::Toolchains toolchains(
-      env(), runtime::ToolchainMemo(cache::find_directories(cache::Environment::of_process(), arguments.cache_dir)));
+      env(), runtime::ToolchainMemo(cache::find_directories(cache::Environment::of_process(), arguments.cache_dir)),
+      runtime::driver().version());
   runtime::Toolchain& toolchain = toolchains.for_arch(arch);
   result.machine.nvrtc = toolchain.build();
   const BenchKernel flag(toolchain.nvrtc(), flag_program(arch));

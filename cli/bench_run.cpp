@@ -30,109 +30,93 @@ LaunchOptions launch_options(bool dependent, std::optional<Algorithm> algorithm)
   return options;
 }
 
-/// One shape with one number of tokens.
-class Run {
- public:
-  Run(gpu::Ranks& ranks, gpu::GroupOperation& operation, const BenchShape& shape, std::int64_t tokens,
-      const RunOptions& options)
-      : ranks_(ranks), operation_(operation), shape_(shape), tokens_(tokens), options_(options) {}
-
-  Measurement measure(std::optional<Algorithm> algorithm, bool dependent) {
-    const LaunchOptions launch = launch_options(dependent, algorithm);
-    Measurement result = describe(launch);
-    const std::uint64_t wanted = required_rotation_bytes(result.kernel, tokens_);
-    const std::uint64_t there = ranks_.workspace(0).rotation_bytes();
-    if (wanted > there) {
-      result.problem = fmt::format("needs {} of workspace a call and rank; there is room for {}", bytes_text(wanted),
-                                   bytes_text(there));
-      return result;
-    }
-    prepare();
-    result.checked_tokens = checked_->data().tokens;
-    result.problem = check(launch);
-    if (result.problem.empty()) {
-      result.microseconds = time(launch);
-      result.problem = ranks_.synchronise();
-    }
-    if (!result.problem.empty()) {
-      result.failed = true;
-      result.microseconds.reset();
-      ranks_.group().reset();
-    }
-    return result;
+/// What is wrong with the result of a call; empty if nothing is. Three calls in a row use each rotation buffer.
+std::string check_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, gpu::PlacedCase& placed,
+                       const LaunchOptions& launch) {
+  placed.restore();
+  for (int call = 0; call < 3; ++call) {
+    if (std::string problem = operation.launch(placed, launch); !problem.empty()) return problem;
   }
+  if (std::string problem = ranks.synchronise(); !problem.empty()) return problem;
+  return placed.check();
+}
 
- private:
-  Measurement describe(const LaunchOptions& launch) {
-    AllReduce& rank = operation_.rank(0);
-    const Plan plan = rank.plan(tokens_, launch);
-    LaunchOptions free_choice = launch;
-    free_choice.algorithm.reset();
-    Measurement result;
-    result.title = shape_.title();
-    result.kernel = rank.kernels()[static_cast<std::size_t>(plan.kernel)];
-    result.tokens = tokens_;
-    result.dependent = launch.dependent_launch;
-    result.planned = rank.plan(tokens_, free_choice).kernel == plan.kernel;
-    result.blocks = plan.blocks;
-    return result;
-  }
-
-  void prepare() {
-    if (checked_) return;
-    const std::int64_t checked = std::min(tokens_, options_.largest_checked);
-    reference::Case data = reference::make_case(shape_.spec, checked, reference::Values::kNormal, kSeed);
-    if (checked < tokens_) timed_.emplace(enlarge_case(data, tokens_));
-    checked_.emplace(std::move(data));
-  }
-
-  /// What is wrong with the result of a call; empty if nothing is. Three calls in a row use each rotation buffer.
-  std::string check(const LaunchOptions& launch) {
-    checked_->restore();
-    for (int call = 0; call < 3; ++call) {
-      if (std::string problem = operation_.launch(*checked_, launch); !problem.empty()) return problem;
-    }
-    if (std::string problem = ranks_.synchronise(); !problem.empty()) return problem;
-    return checked_->check();
-  }
-
-  double time(const LaunchOptions& launch) {
-    const gpu::PlacedCase& placed = timed_ ? *timed_ : *checked_;
-    std::vector<AllReduceTensors> tensors;
-    for (int rank = 0; rank < ranks_.size(); ++rank) tensors.push_back(placed.tensors(rank));
-    const std::vector<CUstream> streams = streams_of(ranks_);
-    const Graph graph(streams, options_.calls, [&](int call, std::size_t rank) {
-      LaunchOptions mine = launch;
-      // The first call of a stream has no kernel before it that it could overlap.
-      mine.dependent_launch = launch.dependent_launch && call > 0;
-      const Status status = operation_.rank(static_cast<int>(rank)).launch(tensors[rank], tokens_, mine, streams[rank]);
-      if (!status.ok()) throw Error(status.code, "cannot capture a call", status.text());
-    });
-    return microseconds_per_call(graph.replay(options_.replays, streams[0]), kDroppedReplays, options_.calls);
-  }
-
-  gpu::Ranks& ranks_;
-  gpu::GroupOperation& operation_;
-  const BenchShape& shape_;
-  std::int64_t tokens_;
-  const RunOptions& options_;
-  std::optional<gpu::PlacedCase> checked_;  ///< made when the first call is measured
-  std::optional<gpu::PlacedCase> timed_;    ///< where more tokens are timed than checked
-};
+double time_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, const gpu::PlacedCase& placed,
+                 const LaunchOptions& launch, const RunOptions& options) {
+  std::vector<AllReduceTensors> tensors;
+  for (int rank = 0; rank < ranks.size(); ++rank) tensors.push_back(placed.tensors(rank));
+  const std::vector<CUstream> streams = streams_of(ranks);
+  const Graph graph(streams, options.calls, [&](int call, std::size_t rank) {
+    LaunchOptions mine = launch;
+    // The first call of a stream has no kernel before it that it could overlap.
+    mine.dependent_launch = launch.dependent_launch && call > 0;
+    const Status status =
+        operation.rank(static_cast<int>(rank)).launch(tensors[rank], placed.data().tokens, mine, streams[rank]);
+    if (!status.ok()) throw Error(status.code, "cannot capture a call", status.text());
+  });
+  return microseconds_per_call(graph.replay(options.replays, streams[0]), kDroppedReplays, options.calls);
+}
 
 }  // namespace
+
+BenchData::BenchData(const KernelSpec& spec, std::int64_t tokens, std::int64_t largest_checked) : tokens_(tokens) {
+  const std::int64_t checked = std::min(tokens, largest_checked);
+  reference::Case data = reference::make_case(spec, checked, reference::Values::kNormal, kSeed);
+  if (checked < tokens) timed_.emplace(enlarge_case(data, tokens));
+  checked_.emplace(std::move(data));
+}
+
+Measurement describe_call(gpu::GroupOperation& operation, const BenchShape& shape, std::int64_t tokens,
+                          const LaunchOptions& launch) {
+  AllReduce& rank = operation.rank(0);
+  const Plan plan = rank.plan(tokens, launch);
+  LaunchOptions free_choice = launch;
+  free_choice.algorithm.reset();
+  Measurement measurement;
+  measurement.title = shape.title();
+  measurement.kernel = rank.kernels()[static_cast<std::size_t>(plan.kernel)];
+  measurement.tokens = tokens;
+  measurement.dependent = launch.dependent_launch;
+  measurement.planned = rank.plan(tokens, free_choice).kernel == plan.kernel;
+  measurement.blocks = plan.blocks;
+  return measurement;
+}
+
+void measure_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, BenchData& data, const LaunchOptions& launch,
+                  const RunOptions& options, Measurement& measurement) {
+  measurement.checked_tokens = data.checked().data().tokens;
+  measurement.problem = check_call(ranks, operation, data.checked(), launch);
+  if (measurement.problem.empty()) {
+    measurement.microseconds = time_call(ranks, operation, data.timed(), launch, options);
+    measurement.problem = ranks.synchronise();
+  }
+  if (measurement.problem.empty()) return;
+  measurement.failed = true;
+  measurement.microseconds.reset();
+  ranks.group().reset();
+}
 
 std::vector<Measurement> measure_shape(const KernelSet& kernels, gpu::Ranks& ranks, const BenchShape& shape,
                                        const RunOptions& options) {
   gpu::GroupOperation operation(kernels, ranks, gpu::kind_of(shape.spec));
+  const std::uint64_t there = ranks.workspace(0).rotation_bytes();
   std::vector<Measurement> measurements;
   for (const std::int64_t tokens : options.tokens) {
-    Run run(ranks, operation, shape, tokens, options);
+    std::optional<BenchData> data;  // made when the first call is measured
     for (const std::optional<Algorithm>& algorithm : options.algorithms) {
       if (algorithm && !shape.has(*algorithm)) continue;
       for (const bool dependent : options.dependent) {
         if (options.progress) options.progress(fmt::format("{} {}", shape.title(), count_text(tokens, "token")));
-        measurements.push_back(run.measure(algorithm, dependent));
+        const LaunchOptions launch = launch_options(dependent, algorithm);
+        Measurement& measurement = measurements.emplace_back(describe_call(operation, shape, tokens, launch));
+        const std::uint64_t wanted = required_rotation_bytes(measurement.kernel, tokens);
+        if (wanted > there) {
+          measurement.problem = fmt::format("needs {} of workspace a call and rank; there is room for {}",
+                                            bytes_text(wanted), bytes_text(there));
+          continue;
+        }
+        if (!data) data.emplace(shape.spec, tokens, options.largest_checked);
+        measure_call(ranks, operation, *data, launch, options, measurement);
       }
     }
   }

@@ -77,7 +77,7 @@ std::vector<BenchShape> shapes_of(const std::vector<KernelSpec>& kernels) {
 
 std::uint64_t device_bytes_needed(const KernelSpec& spec, std::int64_t tokens, std::uint64_t rotation) {
   constexpr std::uint64_t kBuffers = 3;
-  constexpr std::uint64_t kMatrices = 6;  // no pattern has more of the size of its input (a mixture counts twice)
+  constexpr std::uint64_t kMatrices = 7;  // of the size of the input; six at most (a mixture counts twice), and weights
   const auto ranks = static_cast<std::uint64_t>(spec.world_size);
   const std::uint64_t matrix =
       static_cast<std::uint64_t>(tokens) * static_cast<std::uint64_t>(spec.hidden_size * size_of(spec.dtype));
