@@ -193,12 +193,12 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   if (stride < tokens || stride % 4 != 0) {
     return {Code::kInvalidArgument, "scale_stride", "must be a multiple of 4 and at least the number of tokens"};
   }
-  if (const Status status = check(arguments_of(kind_, *workspace_, tensors, tokens)); !status.ok()) return status;
   const Plan chosen = plan(tokens, options);
   const KernelSpec& spec = specs_[static_cast<std::size_t>(chosen.kernel)];
   if (required_rotation_bytes(spec, tokens) > workspace_->rotation_bytes()) {
     return {Code::kCapacity, "tokens", "need more bytes than the workspace was made for"};
   }
+  if (const Status status = check(arguments_of(kind_, *workspace_, tensors, tokens)); !status.ok()) return status;
 
   const auto vectors = [](const void* pointer) { return static_cast<const device::Vec16*>(pointer); };
   const auto outputs = [](void* pointer) { return static_cast<device::Vec16*>(pointer); };

@@ -16,7 +16,11 @@ constexpr int kThreadsPerSm = 512;
 
 /// A block this small leaves few loads to wait for in each polling loop; measured: docs/performance.md.
 constexpr int kFewTokensThreads = 128;
-constexpr int kManyTokensThreads = 512;
+/// With many tokens a thread takes two vectors of a row: blocks stay small, so several share an SM and hide each
+/// other's barriers.
+constexpr int kManyTokensVectors = 2;
+constexpr int kMinManyTokensThreads = 128;
+constexpr int kMaxManyTokensThreads = 512;
 constexpr int kMaxCluster = 8;
 
 constexpr int round_up(int value, int unit) noexcept { return (value + unit - 1) / unit * unit; }
@@ -35,14 +39,17 @@ bool has_clusters(std::string_view arch) noexcept {
   return number >= 90;
 }
 
-/// Blocks of `spec` that one rank may have resident while every other rank on the device has as many.
+/// Blocks of `spec` that one rank may launch so that all of them are resident together with those of every other rank
+/// on the device.
 std::int64_t resident_blocks(const KernelSpec& spec, const PlanRequest& request, const DeviceCaps& caps) noexcept {
-  const std::int64_t on_device = std::int64_t{caps.sm_count} * resident_blocks_per_sm(spec.threads);
-  const std::int64_t per_rank = on_device / std::max(caps.ranks_on_device, 1);
+  const std::int64_t ranks = std::max(caps.ranks_on_device, 1);
+  const std::int64_t blocks = std::int64_t{caps.sm_count} * resident_blocks_per_sm(spec.threads) / ranks;
   // On a device of its own a rank's blocks are all resident before a dependent kernel's first one can start. Where
-  // ranks share the device, the dependent blocks of one rank could take the place of blocks that another still has to
-  // start.
-  return request.dependent_launch && caps.ranks_on_device > 1 ? per_rank / 2 : per_rank;
+  // ranks share the device, blocks of one rank's next kernel may be resident before another rank's current kernel has
+  // started, and small ones spread over all SMs would leave no room for large ones. Counting one SM for every block of
+  // both kernels, there is room for any mixture.
+  if (request.dependent_launch && ranks > 1) return std::min(blocks, caps.sm_count / (2 * ranks));
+  return blocks;
 }
 
 /// Blocks or clusters that would each have one piece of work.
@@ -52,7 +59,14 @@ std::int64_t teams_wanted(const KernelSpec& spec, std::int64_t tokens) noexcept 
   return (tokens * vectors_per_row(spec) + spec.threads - 1) / spec.threads;
 }
 
-bool chooses_one_shot(const PlanRequest& request) noexcept {
+/// Ranks that share a device share its memory bandwidth: what counts is how much each rank sends. Measured on an H200
+/// with 2, 4 and 8 ranks (docs/performance.md).
+bool prefers_one_shot_on_one_device(const KernelSpec& shape, std::int64_t tokens) noexcept {
+  const std::int64_t sent = tokens * shape.hidden_size * size_of(shape.dtype) * (shape.world_size - 1);
+  return sent <= (shape.world_size <= 2 ? std::int64_t{2} << 20 : std::int64_t{512} << 10);
+}
+
+bool chooses_one_shot(const PlanRequest& request, const DeviceCaps& caps) noexcept {
   const auto has = [&](Algorithm algorithm) {
     return std::any_of(request.kernels.begin(), request.kernels.end(),
                        [&](const KernelSpec& spec) { return spec.algorithm == algorithm; });
@@ -60,7 +74,9 @@ bool chooses_one_shot(const PlanRequest& request) noexcept {
   if (!has(Algorithm::kTwoShot)) return true;
   if (!has(Algorithm::kOneShot)) return false;
   if (request.algorithm) return *request.algorithm == Algorithm::kOneShot;
-  return prefers_one_shot(request.kernels.front(), request.tokens);
+  const KernelSpec& shape = request.kernels.front();
+  return caps.ranks_on_device > 1 ? prefers_one_shot_on_one_device(shape, request.tokens)
+                                  : prefers_one_shot(shape, request.tokens);
 }
 
 }  // namespace
@@ -82,11 +98,13 @@ bool prefers_one_shot(const KernelSpec& shape, std::int64_t tokens) noexcept {
 std::vector<Geometry> geometries(const KernelSpec& shape) {
   const int vectors = vectors_per_row(shape);
   if (!works_on_rows(shape)) return {{std::min(kFewTokensThreads, round_up(vectors, kWarp)), 1}};
-  const Geometry many{std::min(kManyTokensThreads, round_up(vectors, kWarp)), 1};
+  const int share = round_up((vectors + kManyTokensVectors - 1) / kManyTokensVectors, kWarp);
+  const int most = std::min(round_up(vectors, kWarp), kMaxManyTokensThreads);
+  const Geometry many{std::clamp(share, std::min(kMinManyTokensThreads, most), most), 1};
   if (!has_clusters(shape.arch)) return {many};
   Geometry few{0, 1};
   while (few.cluster < kMaxCluster && (vectors + few.cluster - 1) / few.cluster > kFewTokensThreads) few.cluster *= 2;
-  few.threads = std::min(kManyTokensThreads, round_up((vectors + few.cluster - 1) / few.cluster, kWarp));
+  few.threads = std::min(kMaxManyTokensThreads, round_up((vectors + few.cluster - 1) / few.cluster, kWarp));
   if (few == many) return {few};
   return {few, many};
 }
@@ -99,18 +117,22 @@ Plan plan(const PlanRequest& request, const DeviceCaps& caps) noexcept {
     result.reason = "no tokens: nothing to exchange on any rank";
     return result;
   }
-  const bool one_shot = chooses_one_shot(request);
+  const bool one_shot = chooses_one_shot(request, caps);
   const auto suits = [&](int kernel) { return (request.kernels[kernel].algorithm == Algorithm::kOneShot) == one_shot; };
-  // An algorithm's geometries come with the one for few tokens first; it is right as long as all tokens fit at once.
+  // An algorithm's geometries come with the one for few tokens first. It is the faster one as long as all tokens fit at
+  // once and leave half of the device idle (measured: docs/performance.md).
   const int count = static_cast<int>(request.kernels.size());
   result.kernel = -1;
   for (int kernel = 0; kernel < count; ++kernel) {
     if (!suits(kernel)) continue;
     result.kernel = kernel;
     const KernelSpec& candidate = request.kernels[kernel];
+    const std::int64_t wanted = teams_wanted(candidate, request.tokens) * candidate.cluster;
     std::int64_t limit = resident_blocks(candidate, request, caps);
     if (request.max_blocks > 0) limit = std::min<std::int64_t>(limit, request.max_blocks);
-    if (teams_wanted(candidate, request.tokens) * candidate.cluster <= limit) break;
+    const std::int64_t half = std::int64_t{caps.sm_count} * resident_blocks_per_sm(candidate.threads) /
+                              (2 * std::int64_t{std::max(caps.ranks_on_device, 1)});
+    if (wanted <= std::min(limit, half)) break;
   }
   const KernelSpec& spec = request.kernels[result.kernel];
   const std::int64_t cluster = spec.cluster;

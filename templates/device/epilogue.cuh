@@ -53,10 +53,10 @@ class Epilogue {
   /// this rank's own.
   COMMFUSE_DEVICE Vec16 contribution(u32 token, u32 k) const {
     if (!Map::has(k)) return zero();
-    const Vec16 in = ptx::load_weak(params_.in + row_index(token, k));
+    const Vec16 in = load_once(params_.in + row_index(token, k));
     if constexpr (Config::kResidual && Config::kResidualScattered) {
       if (own_rows_.owns(params_.rank, token)) {
-        return add<kType>(in, ptx::load_weak(params_.residual_in + row_index(token - own_begin(), k)));
+        return add<kType>(in, load_once(params_.residual_in + row_index(token - own_begin(), k)));
       }
     }
     return in;
@@ -71,7 +71,7 @@ class Epilogue {
     if constexpr (kAddsResidual<Config>) {
       COMMFUSE_UNROLL
       for (u32 k = 0; k < kCount; ++k) {
-        fetched.residual[k] = Map::has(k) ? ptx::load_weak(params_.residual_in + row_index(token, k)) : zero();
+        fetched.residual[k] = Map::has(k) ? load_once(params_.residual_in + row_index(token, k)) : zero();
       }
     }
     return fetched;
@@ -116,22 +116,22 @@ class Epilogue {
     const u64 own_index = row_index(token - own_begin(), k);
     if constexpr (Config::kResidual) {
       if constexpr (Config::kResidualScattered) {
-        if (has && own_row) ptx::store_weak(params_.residual_out + own_index, y);
+        if (has && own_row) store_last(params_.residual_out + own_index, y);
       } else {
-        if (has) ptx::store_weak(params_.residual_out + index, y);
+        if (has) store_last(params_.residual_out + index, y);
       }
     }
     if constexpr (Config::kNorm == Norm::kNone) {
-      if (has) ptx::store_weak(params_.out + index, y);
+      if (has) store_last(params_.out + index, y);
     } else {
       const Vec16 result = result_of(token, k, y, facts);
       if constexpr (Config::kNorm == Norm::kLatent) {
-        if (has) ptx::store_weak(params_.out + index, result);
+        if (has) store_last(params_.out + index, result);
       } else if constexpr (Config::kNormOut) {
-        if (has) ptx::store_weak(params_.norm_out + index, result);
+        if (has) store_last(params_.norm_out + index, result);
       }
       if constexpr (Config::kPartialOut) {
-        if (has && own_row) ptx::store_weak(params_.partial_norm_out + own_index, result);
+        if (has && own_row) store_last(params_.partial_norm_out + own_index, result);
       }
       if constexpr (kQuantizes) {
         float x[kN];
@@ -178,6 +178,19 @@ class Epilogue {
   static COMMFUSE_DEVICE QuantTensors quant_tensors(const AllReduceParams& params) {
     return {static_cast<u8*>(params.quant_out), static_cast<u8*>(params.scale_out), params.scale_factor,
             params.scale_stride};
+  }
+  /// With many tokens (a kernel without clusters) inputs and results must not push the rotation buffers out of the
+  /// caches; with few there is room for all, and the next kernel wants the results.
+  static constexpr bool kStreams = Config::kCluster == 1;
+  static COMMFUSE_DEVICE Vec16 load_once(const Vec16* address) {
+    return kStreams ? ptx::load_streaming(address) : ptx::load_weak(address);
+  }
+  static COMMFUSE_DEVICE void store_last(Vec16* address, const Vec16& v) {
+    if constexpr (kStreams) {
+      ptx::store_streaming(address, v);
+    } else {
+      ptx::store_weak(address, v);
+    }
   }
   static COMMFUSE_DEVICE Vec16 zero() { return {{0, 0, 0, 0}}; }
   static COMMFUSE_DEVICE u64 row_index(u32 row, u32 k) { return static_cast<u64>(row) * kRowVectors + Map::vector(k); }

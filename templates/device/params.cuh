@@ -51,43 +51,44 @@ enum CallFlag : u32 {
 /// elements of the kernel's type unless said otherwise. "Own rows" are the rows that partition.cuh gives to this rank,
 /// stored densely.
 struct AllReduceParams {
-  u64 peer_buffer[kMaxWorldSize];  ///< start of each rank's three rotation buffers; [rank] is our own
+  // What every kernel reads first lies together: a constant cache line that is not there costs as much as a load.
+  const Vec16* in;   ///< this rank's partial sums
+  Control* control;  ///< own
+  u32 rank;
+  u32 tokens;
+  u32 flags;
+  u32 generation;
   u64 rotation_bytes;              ///< size of one rotation buffer
-  Control* control;                ///< own
-  HostMailbox* mailbox;            ///< own
-  u64 timeout_ns;                  ///< longest wait for any one vector
-  const Vec16* in;                 ///< this rank's partial sums
   const Vec16* residual_in;        ///< all rows, or own rows where the residual is scattered
   const void* gamma;               ///< norm weight, [hidden size]
-  const void* gamma_before;        ///< kPreAndPost: weight of the norm before the residual
+  HostMailbox* mailbox;            ///< own
+  u64 peer_buffer[kMaxWorldSize];  ///< start of each rank's three rotation buffers; [rank] is our own
   Vec16* out;                      ///< kNone, kLatent: the result
   Vec16* residual_out;             ///< y; rows as residual_in
   Vec16* norm_out;                 ///< the normalised rows
-  Vec16* partial_norm_out;         ///< the same, own rows
+  float eps;
+  u32 operation;              ///< echoed into the mailbox
+  u64 timeout_ns;             ///< longest wait for any one vector
+  Vec16* partial_norm_out;    ///< the normalised rows, own ones
   void* quant_out;            ///< [tokens, hidden size] E4M3 bytes, or [tokens, hidden size / 2] bytes of E2M1 pairs
   void* scale_out;            ///< as the quantisation says
   const float* scale_factor;  ///< kFp8Tensor: the scale; kFp4: the global scale; one number
+  u64 scale_stride;           ///< column-major scales: elements from one column to the next
+  const void* gamma_before;   ///< kPreAndPost: weight of the norm before the residual
   const float* mixture_max;   ///< kAttentionResidual: [tokens], running maximum of the logits
   const float* mixture_sum;   ///< kAttentionResidual: [tokens], running sum of the weights
   const float* mixture;       ///< kAttentionResidual: [tokens, hidden size] fp32, running weighted sum
   const void* score_weight;   ///< kAttentionResidual: [hidden size]
   const void* mixture_gamma;  ///< kAttentionResidual: [hidden size]; null: the mixture is not normalised
-  u64 scale_stride;           ///< column-major scales: elements from one column to the next
-  u32 rank;
-  u32 tokens;
-  u32 flags;
-  u32 generation;
-  u32 operation;  ///< echoed into the mailbox
-  float eps;
 };
 
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
 static_assert(sizeof(Control) == 64, "control layout");
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; there the size stands for it, and the loader asks for the layout
-static_assert(__builtin_offsetof(AllReduceParams, rotation_bytes) == 128, "parameter layout");
-static_assert(__builtin_offsetof(AllReduceParams, in) == 160, "parameter layout");
-static_assert(__builtin_offsetof(AllReduceParams, scale_stride) == 288, "parameter layout");
-static_assert(__builtin_offsetof(AllReduceParams, rank) == 296, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, rotation_bytes) == 32, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, peer_buffer) == 64, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, out) == 192, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, mixture_gamma) == 312, "parameter layout");
 #endif
 static_assert(sizeof(AllReduceParams) == 320, "parameter layout");
 

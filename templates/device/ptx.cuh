@@ -45,6 +45,15 @@ COMMFUSE_DEVICE Vec16 load_weak(const Vec16* address) {
                : "memory");
   return v;
 }
+/// For data that this kernel reads once: makes room for the rotation buffers in the caches.
+COMMFUSE_DEVICE Vec16 load_streaming(const Vec16* address) {
+  Vec16 v;
+  asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "l"(address)
+               : "memory");
+  return v;
+}
 COMMFUSE_DEVICE u32 load_weak(const u32* address) {
   u32 v;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
@@ -63,6 +72,12 @@ COMMFUSE_DEVICE float load_weak(const float* address) {
 COMMFUSE_DEVICE void store_weak(Vec16* address, const Vec16& v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
                "r"(v.word[3])
+               : "memory");
+}
+/// For results that this kernel does not read again.
+COMMFUSE_DEVICE void store_streaming(Vec16* address, const Vec16& v) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.word[0]), "r"(v.word[1]),
+               "r"(v.word[2]), "r"(v.word[3])
                : "memory");
 }
 COMMFUSE_DEVICE void store_weak(u64* address, u64 v) {

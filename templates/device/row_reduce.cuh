@@ -68,7 +68,11 @@ class RowReducer {
     float group_result[2][Map::kGroups];
   };
 
-  COMMFUSE_DEVICE explicit RowReducer(Shared& shared) : shared_(shared), turn_(0) {}
+  COMMFUSE_DEVICE explicit RowReducer(Shared& shared) : shared_(shared), turn_(0), cluster_runs_(false) {
+    // Another block's shared memory may be written only once that block runs: tell that this one does, and look whether
+    // the others do before the first write (by then they have long answered).
+    if constexpr (Map::kCluster > 1) ptx::cluster_arrive();
+  }
 
   /// Joins `part[k]` over the whole row. All threads of the team call it, with the neutral number for vectors that they
   /// do not have. One barrier of the team.
@@ -76,6 +80,10 @@ class RowReducer {
   COMMFUSE_DEVICE float reduce(const float (&part)[Map::kPerThread]) {
     float(&group_result)[Map::kGroups] = shared_.group_result[turn_];
     turn_ ^= 1;
+    if constexpr (Map::kCluster > 1) {
+      if (!cluster_runs_) ptx::cluster_wait();
+      cluster_runs_ = true;
+    }
     const u32 lane = ptx::thread_index() % kWarp;
     COMMFUSE_UNROLL
     for (u32 k = 0; k < Map::kPerThread; ++k) {
@@ -105,6 +113,7 @@ class RowReducer {
  private:
   Shared& shared_;
   u32 turn_;
+  bool cluster_runs_;
 };
 
 }  // namespace commfuse::device

@@ -335,7 +335,9 @@ TEST_F(AllReduceOnGpu, WrongArgumentsAreNamedAndNothingIsLaunched) {
   bad.norm_out = static_cast<char*>(good.residual_out) + 1024;
   EXPECT_EQ(refusal(bad).code, Code::kInvalidArgument);
   EXPECT_EQ(refusal(good, -1).subject, "tokens");
-  EXPECT_EQ(refusal(good, 1 << 20).code, Code::kCapacity);
+  bad = good;
+  bad.scale_stride = 0;
+  EXPECT_EQ(refusal(bad, 1 << 20).code, Code::kCapacity);
   EXPECT_TRUE(refusal(good, 0).ok());
   EXPECT_EQ(ranks.synchronise(), "");
 }

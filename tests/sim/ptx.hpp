@@ -29,44 +29,54 @@ COMMFUSE_DEVICE u32 cluster_block_index() { return sim::coordinates().block_of_c
 // ---- global memory --------------------------------------------------------------------------------------------------
 
 template <typename T>
-COMMFUSE_DEVICE T simulated_load(const T* address) {
+COMMFUSE_DEVICE T simulated_load(const T* address, sim::LoadOrder order) {
   T v;
-  sim::load(address, &v, sizeof(T));
+  sim::load(address, &v, sizeof(T), order);
   return v;
 }
 
-COMMFUSE_DEVICE Vec16 load_weak(const Vec16* address) { return simulated_load(address); }
-COMMFUSE_DEVICE u32 load_weak(const u32* address) { return simulated_load(address); }
-COMMFUSE_DEVICE u64 load_weak(const u64* address) { return simulated_load(address); }
-COMMFUSE_DEVICE float load_weak(const float* address) { return simulated_load(address); }
+COMMFUSE_DEVICE Vec16 load_weak(const Vec16* address) { return simulated_load(address, sim::LoadOrder::kWeak); }
+COMMFUSE_DEVICE Vec16 load_streaming(const Vec16* address) { return load_weak(address); }
+COMMFUSE_DEVICE u32 load_weak(const u32* address) { return simulated_load(address, sim::LoadOrder::kWeak); }
+COMMFUSE_DEVICE u64 load_weak(const u64* address) { return simulated_load(address, sim::LoadOrder::kWeak); }
+COMMFUSE_DEVICE float load_weak(const float* address) { return simulated_load(address, sim::LoadOrder::kWeak); }
 COMMFUSE_DEVICE void store_weak(Vec16* address, const Vec16& v) { sim::store(address, &v, 16, false); }
+COMMFUSE_DEVICE void store_streaming(Vec16* address, const Vec16& v) { store_weak(address, v); }
 COMMFUSE_DEVICE void store_weak(u64* address, u64 v) { sim::store(address, &v, 8, false); }
 COMMFUSE_DEVICE void store_weak(u32* address, u32 v) { sim::store(address, &v, 4, false); }
 COMMFUSE_DEVICE void store_weak(float* address, float v) { sim::store(address, &v, 4, false); }
 COMMFUSE_DEVICE void store_weak(u16* address, u16 v) { sim::store(address, &v, 2, false); }
 COMMFUSE_DEVICE void store_weak(u8* address, u8 v) { sim::store(address, &v, 1, false); }
 
-COMMFUSE_DEVICE Vec16 load_relaxed_sys(const Vec16* address) { return simulated_load(address); }
-COMMFUSE_DEVICE u32 load_relaxed_sys(const u32* address) { return simulated_load(address); }
-COMMFUSE_DEVICE u32 load_acquire_sys(const u32* address) { return simulated_load(address); }
+COMMFUSE_DEVICE Vec16 load_relaxed_sys(const Vec16* address) {
+  return simulated_load(address, sim::LoadOrder::kRelaxed);
+}
+COMMFUSE_DEVICE u32 load_relaxed_sys(const u32* address) { return simulated_load(address, sim::LoadOrder::kRelaxed); }
+COMMFUSE_DEVICE u32 load_acquire_sys(const u32* address) {
+  return simulated_load(address, sim::LoadOrder::kAcquireSystem);
+}
 COMMFUSE_DEVICE void store_relaxed_sys(Vec16* address, const Vec16& v) { sim::store(address, &v, 16, true); }
 COMMFUSE_DEVICE void store_relaxed_sys(u32* address, u32 v) { sim::store(address, &v, 4, true); }
 COMMFUSE_DEVICE void store_release_sys(u32* address, u32 v) {
-  sim::fence(sim::Scope::kSystem);
+  sim::release(sim::Scope::kSystem);
   sim::store(address, &v, 4, true);
 }
 
 COMMFUSE_DEVICE void add_relaxed_gpu(u32* address, u32 v) { sim::fetch_add(address, v); }
 COMMFUSE_DEVICE void add_release_gpu(u32* address, u32 v) {
-  sim::fence(sim::Scope::kDevice);
+  sim::release(sim::Scope::kDevice);
   sim::fetch_add(address, v);
 }
 COMMFUSE_DEVICE u32 fetch_add_relaxed_gpu(u32* address, u32 v) { return sim::fetch_add(address, v); }
 COMMFUSE_DEVICE u32 fetch_add_acq_rel_gpu(u32* address, u32 v) {
-  sim::fence(sim::Scope::kDevice);
-  return sim::fetch_add(address, v);
+  sim::release(sim::Scope::kDevice);
+  const u32 old = sim::fetch_add(address, v);
+  sim::acquire(sim::Scope::kDevice);
+  return old;
 }
-COMMFUSE_DEVICE u32 load_acquire_gpu(const u32* address) { return simulated_load(address); }
+COMMFUSE_DEVICE u32 load_acquire_gpu(const u32* address) {
+  return simulated_load(address, sim::LoadOrder::kAcquireDevice);
+}
 COMMFUSE_DEVICE u32 compare_and_swap_sys(u32* address, u32 expected, u32 desired) {
   return sim::compare_and_swap(address, expected, desired);
 }
