@@ -1,6 +1,7 @@
 // What the simulator knows of a running launch: threads, warps, blocks, clusters, launches, ranks.
 #pragma once
 
+#include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <cstddef>
 #include <deque>
@@ -32,6 +33,18 @@ enum class ThreadState : u8 {
 };
 constexpr u32 kThreadStates = 7;
 
+/// Up to which step stores are ordered before what comes next, by where they come from.
+struct Acquired {
+  u64 from_cluster = 0;
+  u64 from_rank = 0;
+  u64 from_anywhere = 0;
+  void merge(const Acquired& other) {
+    from_cluster = std::max(from_cluster, other.from_cluster);
+    from_rank = std::max(from_rank, other.from_rank);
+    from_anywhere = std::max(from_anywhere, other.from_anywhere);
+  }
+};
+
 struct Thread {
   Engine* engine = nullptr;
   Block* block = nullptr;
@@ -45,6 +58,8 @@ struct Thread {
   u32 watched = 0;               ///< units in `watch`; more than it holds: anything may be what it waits for
   u32 place_in_watching = 0;     ///< in Rank::watching
   u64 watch[kMaxWatched];        ///< WatchTable units read since it last spun
+  Origin origin;
+  Acquired acquired;
   PendingStores pending;
   boost::context::fiber fiber;
   void* stack_top = nullptr;
@@ -71,6 +86,7 @@ struct Block {
   std::unique_ptr<Thread[]> threads;
   std::vector<Warp> warps;
   PendingStores ordered;  ///< visible to the block's threads
+  Acquired acquired;      ///< by threads that have come to a barrier
   std::unique_ptr<std::byte[]> shared_storage;
   std::byte* shared = nullptr;
   u32 shared_bytes = 0;
@@ -79,11 +95,13 @@ struct Block {
 
 struct Cluster {
   Launch* launch = nullptr;
+  u64 number = 0;  ///< of all the world's clusters
   std::vector<Block> blocks;
   u32 live = 0;           ///< threads that have not exited
   u32 arrived = 0;        ///< threads, in this phase of the barrier
   u64 phase = 0;          ///< barriers completed
   PendingStores ordered;  ///< visible to the cluster's threads
+  Acquired acquired;      ///< by threads that have come to a barrier
 };
 
 struct Launch {
@@ -133,6 +151,7 @@ struct Rank {
   ReadyList restless;             ///< spinning; poll after any change
   u64 polled_at = 0;              ///< Engine::changes_ when the restless threads were last made ready
   PendingStores ordered;          ///< visible to the rank's threads
+  Acquired acquired;              ///< by threads that have released at gpu scope
 };
 
 }  // namespace commfuse::sim

@@ -37,6 +37,7 @@ Engine::Engine(u32 ranks, const Options& options)
   delivery_period_ = kDeliveryPeriods[random_.below(std::size(kDeliveryPeriods))];
   delivery_divisor_ = kDeliveryDivisors[random_.below(std::size(kDeliveryDivisors))];
   weak_drift_ = random_.one_in(2);
+  stale_loads_ = options.weak_memory && random_.one_in(2);
   preemption_period_ = options.preemption ? kPreemptionPeriods[random_.below(std::size(kPreemptionPeriods))] : 0;
   for (Rank& rank : ranks_) rank.ordered.attach(&pending_, nullptr);
 }
@@ -46,7 +47,7 @@ Engine::~Engine() { abandon(); }
 void Engine::launch(u32 rank, std::function<void()> kernel, const LaunchShape& shape) {
   if (rank >= ranks())
     throw Failure(FailureKind::kUsage, fmt::format("no rank {} to launch '{}' on", rank, shape.name));
-  if (shape.blocks == 0 || shape.threads == 0 || shape.threads > 1024 || shape.cluster == 0 ||
+  if (shape.blocks == 0 || shape.threads == 0 || shape.threads > 1024 || shape.cluster == 0 || shape.cluster > 16 ||
       shape.blocks % shape.cluster != 0) {
     throw Failure(FailureKind::kUsage, fmt::format("'{}': {} blocks of {} threads in clusters of {} is no launch",
                                                    shape.name, shape.blocks, shape.threads, shape.cluster));
@@ -145,6 +146,7 @@ Thread* Engine::pick() {
 
 void Engine::run() {
   if (error_ != nullptr) throw Failure(FailureKind::kUsage, "run() after a failure");
+  history_.clear();  // the host may have written since
   try {
     while (true) {
       if (admission_due_) admit();
@@ -200,6 +202,7 @@ void Engine::run_host_actions() {
     const auto action = std::move(host_actions_.begin()->second);
     host_actions_.erase(host_actions_.begin());
     action();
+    history_.clear();
     ++changes_;
   }
 }

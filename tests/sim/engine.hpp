@@ -30,9 +30,10 @@ class Engine {
   void run();
 
   // ---- called by device threads (intrinsics) ----
-  void load(Thread& thread, const void* address, void* value, u32 bytes);
+  void load(Thread& thread, const void* address, void* value, u32 bytes, LoadOrder order);
   void store(Thread& thread, void* address, const void* value, u32 bytes, bool eager);
-  void fence(Thread& thread, Scope scope);
+  void release(Thread& thread, Scope scope);
+  void acquire(Thread& thread, Scope scope);
   /// Replaces the word by update(old); gives old.
   template <typename Update>
   u32 atomic(Thread& thread, u32* address, Update&& update);
@@ -93,7 +94,17 @@ class Engine {
   void deliver_word_of(Thread& thread, u64 key);
   void move(PendingStores& from, PendingStores& to);
   void deliver_some();
-  void change_memory(u64 key, u32 value, u32 mask);
+  struct Change {
+    u64 key;
+    u32 value;
+    u32 mask;
+    u64 issued;
+    Origin origin;
+  };
+  void change_memory(const Change& change);
+  /// Puts the value before the last change in place of a word's, if the thread is not ordered after that change.
+  void make_stale(const Thread& thread, u64 key, u32& value);
+  [[nodiscard]] Acquired everything() const { return {steps_, steps_, steps_}; }
 
   // report.cpp
   [[noreturn]] void deadlock() const;
@@ -109,6 +120,7 @@ class Engine {
   // them, and are used again with what their pending stores have allocated.
   std::map<u32, std::vector<std::unique_ptr<Thread[]>>> ended_threads_;
   WatchTable watches_;
+  ValueHistory history_;
   std::vector<Rank> ranks_;
   std::vector<u32> resident_;  // blocks on each device
   StackPool& stacks_;
@@ -119,6 +131,7 @@ class Engine {
   u32 delivery_period_;    // a batch of pending words is delivered once in this many turns; 0: only when idle
   u32 delivery_divisor_;   // a batch is this fraction of what is pending
   bool weak_drift_;        // weak stores reach memory on their own
+  bool stale_loads_;       // weak loads may give what was there before
   u32 preemption_period_;  // memory operations between forced changes of threads, on average; 0: never
 
   boost::context::fiber scheduler_;
@@ -131,6 +144,7 @@ class Engine {
   u64 switches_ = 0;
   u64 delivered_ = 0;
   u64 clock_ = 0;
+  u64 cluster_count_ = 0;
   u64 changes_ = 1;  // of memory, and of what launches wait for
   u64 idle_since_ = 0;
   u32 idle_rounds_ = 0;
@@ -153,7 +167,7 @@ u32 Engine::atomic(Thread& thread, u32* address, Update&& update) {
   if (!arena_.readable(key, 4)) arena_.refuse_uninitialised(key, "atomic");
   u32 old;
   std::memcpy(&old, arena_.memory(key), 4);
-  change_memory(key, update(old), 0xf);
+  change_memory({key, update(old), 0xf, steps_, thread.origin});
   return old;
 }
 

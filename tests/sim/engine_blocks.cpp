@@ -44,6 +44,7 @@ void Engine::admit_cluster(Launch& launch) {
   const LaunchShape& shape = launch.shape;
   auto cluster = std::make_unique<Cluster>();
   cluster->launch = &launch;
+  cluster->number = cluster_count_++;
   cluster->live = shape.cluster * shape.threads;
   cluster->ordered.attach(&pending_, &ranks_[launch.rank].ordered);
   cluster->blocks = std::vector<Block>(shape.cluster);
@@ -64,6 +65,8 @@ void Engine::admit_cluster(Launch& launch) {
       thread.cluster_arrived = false;
       thread.watched = 0;
       thread.polling_since = changes_;
+      thread.origin = Origin(launch.rank, cluster->number, block.index % shape.cluster * 1024 + i);
+      thread.acquired = everything();
       thread.pending.attach(&pending_, &block.ordered);
       ranks_[launch.rank].ready.push(&thread);
     }

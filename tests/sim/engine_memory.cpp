@@ -14,20 +14,28 @@ u64 cell_of(u64 key) { return key & ~u64{15}; }
 
 }  // namespace
 
-void Engine::change_memory(u64 key, u32 value, u32 mask) {
-  std::byte* memory = arena_.memory(key);
-  if (mask == 0xf) {
-    u32 old;
-    std::memcpy(&old, memory, 4);
-    if (old == value && arena_.initialised_mask(key) == 0xf) return;
-    std::memcpy(memory, &value, 4);
-  } else {
-    for (u32 byte = 0; byte < 4; ++byte) {
-      if ((mask >> byte & 1u) != 0) memory[byte] = static_cast<std::byte>(value >> 8 * byte);
-    }
-  }
-  arena_.set_initialised(key, mask);
-  note_change(key);
+void Engine::change_memory(const Change& change) {
+  std::byte* memory = arena_.memory(change.key);
+  u32 old;
+  std::memcpy(&old, memory, 4);
+  const bool was_initialised = arena_.initialised_mask(change.key) == 0xf;
+  const u32 bytes = byte_mask(change.mask);
+  const u32 value = (old & ~bytes) | (change.value & bytes);
+  if (old == value && was_initialised) return;
+  std::memcpy(memory, &value, 4);
+  if (stale_loads_ && was_initialised) history_.note({change.key, old, change.issued, change.origin});
+  arena_.set_initialised(change.key, change.mask);
+  note_change(change.key);
+}
+
+void Engine::make_stale(const Thread& thread, u64 key, u32& value) {
+  const ValueHistory::Entry* change = history_.find(key);
+  if (change == nullptr || change->origin.same_thread(thread.origin)) return;
+  const Acquired& acquired = thread.acquired;
+  const u64 ordered_up_to = change->origin.same_cluster(thread.origin) ? acquired.from_cluster
+                            : change->origin.same_rank(thread.origin)  ? acquired.from_rank
+                                                                       : acquired.from_anywhere;
+  if (change->issued > ordered_up_to && random_.one_in(2)) value = change->old_value;
 }
 
 void Engine::note_change(u64 key) {
@@ -45,7 +53,7 @@ void Engine::apply(const PendingStores::Cell& cell, u32 word) {
                                                   " [" + sim::describe(options_) + "]");
   }
   ++delivered_;
-  change_memory(key, cell.value[word], cell.mask_of(word));
+  change_memory({key, cell.value[word], cell.mask_of(word), cell.issued, cell.origin});
 }
 
 void Engine::deliver_older(PendingStores* set, u64 key, u32 word) {
@@ -106,7 +114,7 @@ void Engine::deliver_some() {
   }
 }
 
-void Engine::load(Thread& thread, const void* address, void* value, u32 bytes) {
+void Engine::load(Thread& thread, const void* address, void* value, u32 bytes, LoadOrder order) {
   count_operation(thread);
   const u64 key = arena_.check(address, bytes, "load");
   thread.last_load = key;
@@ -115,7 +123,10 @@ void Engine::load(Thread& thread, const void* address, void* value, u32 bytes) {
     if (thread.watched < kMaxWatched) thread.watch[thread.watched] = unit;
     if (thread.watched <= kMaxWatched) ++thread.watched;
   }
-  if (bytes >= 4 && pending_.cells == 0) {
+  if (order == LoadOrder::kAcquireDevice) acquire(thread, Scope::kDevice);
+  if (order == LoadOrder::kAcquireSystem) acquire(thread, Scope::kSystem);
+  const bool may_be_stale = stale_loads_ && order == LoadOrder::kWeak;
+  if (bytes >= 4 && pending_.cells == 0 && !may_be_stale) {
     if (!arena_.readable(key, bytes)) arena_.refuse_uninitialised(key, "load");
     std::memcpy(value, arena_.memory(key), bytes);
     return;
@@ -127,6 +138,7 @@ void Engine::load(Thread& thread, const void* address, void* value, u32 bytes) {
   PendingStores::Cell seen;
   std::memcpy(&seen.value[first_word], arena_.memory(key & ~u64{3}), 4 * words);
   for (u32 word = first_word; word < first_word + words; ++word) {
+    if (may_be_stale) make_stale(thread, cell_key + 4 * word, seen.value[word]);
     seen.mask = static_cast<u16>(seen.mask | arena_.initialised_mask(cell_key + 4 * word) << 4 * word);
   }
   overlay(seen, &thread.pending, cell_key);
@@ -144,12 +156,12 @@ void Engine::overlay(PendingStores::Cell& seen, const PendingStores* set, u64 ce
 void Engine::store(Thread& thread, void* address, const void* value, u32 bytes, bool eager) {
   count_operation(thread);
   const u64 key = arena_.check(address, bytes, "store");
-  PendingStores::Cell cell{.key = cell_of(key)};
+  PendingStores::Cell cell{.key = cell_of(key), .issued = steps_, .origin = thread.origin};
   std::memcpy(reinterpret_cast<std::byte*>(cell.value) + (key & 15), value, bytes);
   cell.mask = static_cast<u16>(((1u << bytes) - 1) << (key & 15));
   if (!options_.weak_memory) {
     for (u32 word = 0; word < 4; ++word) {
-      if (cell.mask_of(word) != 0) change_memory(cell.key + 4 * word, cell.value[word], cell.mask_of(word));
+      if (cell.mask_of(word) != 0) apply(cell, word);
     }
     return;
   }
@@ -160,16 +172,27 @@ void Engine::store(Thread& thread, void* address, const void* value, u32 bytes, 
   }
 }
 
-void Engine::fence(Thread& thread, Scope scope) {
+void Engine::release(Thread& thread, Scope scope) {
   count_operation(thread);
-  PendingStores& device = *thread.block->cluster->ordered.outer();
+  Rank& rank = ranks_[thread.block->cluster->launch->rank];
   if (scope == Scope::kDevice) {
-    move(thread.block->cluster->ordered, device);
-    move(thread.block->ordered, device);
-    move(thread.pending, device);
+    rank.acquired.merge(thread.acquired);
+    move(thread.block->cluster->ordered, rank.ordered);
+    move(thread.block->ordered, rank.ordered);
+    move(thread.pending, rank.ordered);
     return;
   }
   for (PendingStores* set = &thread.pending; set != nullptr; set = set->outer()) deliver_all(*set);
+}
+
+void Engine::acquire(Thread& thread, Scope scope) {
+  if (scope == Scope::kSystem) {
+    thread.acquired = everything();
+    return;
+  }
+  thread.acquired.merge(ranks_[thread.block->cluster->launch->rank].acquired);
+  thread.acquired.from_cluster = steps_;
+  thread.acquired.from_rank = steps_;
 }
 
 }  // namespace commfuse::sim

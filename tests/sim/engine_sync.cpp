@@ -57,19 +57,26 @@ u32 Engine::warp_exchange(Thread& thread, WarpOperation operation, u32 value, u3
 }
 
 void Engine::warp_barrier(Thread& thread) {
-  move(thread.pending, thread.block->ordered);
+  Block& block = *thread.block;
+  move(thread.pending, block.ordered);
+  block.acquired.merge(thread.acquired);
   warp_exchange(thread, WarpOperation::kBarrier, 0, 0);
+  thread.acquired.merge(block.acquired);
+  thread.acquired.from_cluster = steps_;
 }
 
 void Engine::block_barrier(Thread& thread) {
   Block& block = *thread.block;
   move(thread.pending, block.ordered);
+  block.acquired.merge(thread.acquired);
   ++block.at_barrier;
   if (block.at_barrier == block.live) {
     open_block_barrier(block, &thread);
   } else {
     yield(thread, ThreadState::kBlockBarrier);
   }
+  thread.acquired.merge(block.acquired);
+  thread.acquired.from_cluster = steps_;
 }
 
 void Engine::open_block_barrier(Block& block, const Thread* last) {
@@ -87,6 +94,7 @@ void Engine::cluster_arrive(Thread& thread) {
   }
   move(thread.block->ordered, cluster.ordered);
   move(thread.pending, cluster.ordered);
+  cluster.acquired.merge(thread.acquired);
   thread.cluster_arrived = true;
   thread.cluster_phase = cluster.phase;
   if (++cluster.arrived == cluster.live) open_cluster_barrier(cluster);
@@ -106,6 +114,8 @@ void Engine::cluster_wait(Thread& thread) {
   if (!thread.cluster_arrived) throw Failure(FailureKind::kBarrier, "cluster_wait without cluster_arrive before");
   if (thread.block->cluster->phase == thread.cluster_phase) yield(thread, ThreadState::kClusterBarrier);
   thread.cluster_arrived = false;
+  thread.acquired.merge(thread.block->cluster->acquired);
+  thread.acquired.from_cluster = steps_;
 }
 
 void* Engine::shared_memory(Thread& thread, u32 bytes, const void* type) {
@@ -150,9 +160,11 @@ void Engine::store_shared_of_block(Thread& thread, float* address, u32 block, fl
 
 void Engine::wait_for_predecessors(Thread& thread) {
   Launch& launch = *thread.block->cluster->launch;
-  if (launch.previous == nullptr) return;
-  launch.previous->waiting_for_this.push_back(&thread);
-  yield(thread, ThreadState::kPredecessors);
+  if (launch.previous != nullptr) {
+    launch.previous->waiting_for_this.push_back(&thread);
+    yield(thread, ThreadState::kPredecessors);
+  }
+  thread.acquired = everything();
 }
 
 void Engine::release_dependents(Thread& thread) {

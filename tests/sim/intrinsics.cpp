@@ -19,17 +19,26 @@ Coordinates coordinates() {
   return {thread.index, shape.threads, thread.block->index, shape.blocks, thread.block->index % shape.cluster};
 }
 
-void load(const void* address, void* value, u32 bytes) {
+void load(const void* address, void* value, u32 bytes, LoadOrder order) {
   Thread& thread = running();
-  thread.engine->load(thread, address, value, bytes);
+  thread.engine->load(thread, address, value, bytes, order);
 }
 void store(void* address, const void* value, u32 bytes, bool eager) {
   Thread& thread = running();
   thread.engine->store(thread, address, value, bytes, eager);
 }
+void release(Scope scope) {
+  Thread& thread = running();
+  thread.engine->release(thread, scope);
+}
+void acquire(Scope scope) {
+  Thread& thread = running();
+  thread.engine->acquire(thread, scope);
+}
 void fence(Scope scope) {
   Thread& thread = running();
-  thread.engine->fence(thread, scope);
+  thread.engine->release(thread, scope);
+  thread.engine->acquire(thread, scope);
 }
 u32 fetch_add(u32* address, u32 v) {
   Thread& thread = running();

@@ -17,10 +17,14 @@ struct Coordinates {
 };
 Coordinates coordinates();
 
+enum class LoadOrder : u8 { kWeak, kRelaxed, kAcquireDevice, kAcquireSystem };
+
 /// `bytes` is 1, 2, 4, 8 or 16.
-void load(const void* address, void* value, u32 bytes);
+void load(const void* address, void* value, u32 bytes, LoadOrder order);
 /// `eager`: reaches memory in finite time whatever happens.
 void store(void* address, const void* value, u32 bytes, bool eager);
+void release(Scope scope);
+void acquire(Scope scope);
 void fence(Scope scope);
 u32 fetch_add(u32* address, u32 v);
 u32 compare_and_swap(u32* address, u32 expected, u32 desired);

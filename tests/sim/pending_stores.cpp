@@ -4,22 +4,17 @@
 #include <utility>
 
 namespace commfuse::sim {
-namespace {
-
-/// 0b0101 -> 0x00ff00ff.
-u32 byte_mask(u32 mask) {
-  constexpr u32 kOfMask[16] = {0x00000000, 0x000000ff, 0x0000ff00, 0x0000ffff, 0x00ff0000, 0x00ff00ff,
-                               0x00ffff00, 0x00ffffff, 0xff000000, 0xff0000ff, 0xff00ff00, 0xff00ffff,
-                               0xffff0000, 0xffff00ff, 0xffffff00, 0xffffffff};
-  return kOfMask[mask];
-}
-
-}  // namespace
-
 void PendingStores::Cell::merge(const Cell& newer) {
   for (u32 word = 0; word < 4; ++word) {
     const u32 bytes = byte_mask(newer.mask_of(word));
     value[word] = (value[word] & ~bytes) | (newer.value[word] & bytes);
+  }
+  if (mask == 0) {
+    issued = newer.issued;
+    origin = newer.origin;
+  } else {
+    issued = std::min(issued, newer.issued);
+    origin.merge(newer.origin);
   }
   mask = static_cast<u16>(mask | newer.mask);
   eager = static_cast<u8>(eager | newer.eager);

@@ -6,10 +6,19 @@
 #include <vector>
 
 #include "sim/intrinsics.hpp"
+#include "sim/value_history.hpp"
 
 namespace commfuse::sim {
 
 class PendingStores;
+
+/// 0b0101 -> 0x00ff00ff.
+inline u32 byte_mask(u32 mask) {
+  constexpr u32 kOfMask[16] = {0x00000000, 0x000000ff, 0x0000ff00, 0x0000ffff, 0x00ff0000, 0x00ff00ff,
+                               0x00ffff00, 0x00ffffff, 0xff000000, 0xff0000ff, 0xff00ff00, 0xff00ffff,
+                               0xffff0000, 0xffff00ff, 0xffffff00, 0xffffffff};
+  return kOfMask[mask];
+}
 
 /// All sets of a world that hold something.
 struct PendingTotals {
@@ -31,6 +40,8 @@ class PendingStores {
       return (mask_of(0) != 0 ? 1u : 0) | (mask_of(1) != 0 ? 2u : 0) | (mask_of(2) != 0 ? 4u : 0) |
              (mask_of(3) != 0 ? 8u : 0);
     }
+    u64 issued = 0;  ///< step of the first of its stores
+    Origin origin = {};
     /// Overwrites the bytes that `newer` holds.
     void merge(const Cell& newer);
   };

@@ -58,7 +58,7 @@ TEST(PtxInterface, SimulatorHasTheSameFunctionsAsTheDevice) {
     EXPECT_TRUE(optional(f) || simulator.contains(f)) << "the simulator lacks " << f;
   }
   for (const auto& f : simulator) {
-    EXPECT_TRUE(f == "T simulated_load(const T*,)" || device.contains(f)) << "the device lacks " << f;
+    EXPECT_TRUE(f == "T simulated_load(const T*,sim::LoadOrder,)" || device.contains(f)) << "the device lacks " << f;
   }
 }
 

@@ -314,6 +314,87 @@ TEST(WeakMemory, ReleasingAtomicOrdersForTheRankAndARelaxedOneDoesNot) {
   EXPECT_EQ(last_block_surprises(&ptx::fetch_add_acq_rel_gpu), 0u);
   EXPECT_GT(last_block_surprises(&ptx::fetch_add_relaxed_gpu), 20u);
 }
+// ---- the reader's side ----------------------------------------------------------------------------------------------
+
+void write_and_release(const Memory& m) {
+  ptx::store_weak(m.of_reader + 32, 42u);
+  ptx::store_release_sys(m.of_reader, 1u);
+}
+void relaxed_wait_for(const u32* flag) {
+  while (ptx::load_relaxed_sys(flag) == 0) ptx::spin();
+}
+TEST(StaleLoad, WeakLoadBehindARelaxedFlagNeedsAFence) {
+  const auto reader = [](bool fence) {
+    return [fence](const Memory& m) {
+      relaxed_wait_for(m.of_reader);
+      if (fence) ptx::fence_sys();
+      return ptx::load_weak(m.of_reader + 32) != 42;
+    };
+  };
+  EXPECT_GT(surprises(1, 1, write_and_release, reader(false)), 20u);
+  EXPECT_GT(surprises(0, 1, write_and_release, reader(false)), 20u);
+  EXPECT_EQ(surprises(1, 1, write_and_release, reader(true)), 0u);
+  EXPECT_EQ(surprises(1, 1, write_and_release, reader(false), /*weak=*/false), 0u);
+}
+TEST(StaleLoad, AcquireAtDeviceScopeIsEnoughForTheOwnRankOnly) {
+  const auto reader = [](const Memory& m) {
+    while (ptx::load_acquire_gpu(m.of_reader) == 0) ptx::spin();
+    return ptx::load_weak(m.of_reader + 32) != 42;
+  };
+  EXPECT_EQ(surprises(0, 1, write_and_release, reader), 0u);
+  EXPECT_GT(surprises(1, 1, write_and_release, reader), 20u);
+}
+TEST(StaleLoad, BarrierHandsOnWhatOneThreadHasAcquired) {
+  const auto reader = [](bool acquire) {
+    return [acquire](const Memory& m) {
+      if (ptx::thread_index() == 0) {
+        if (acquire) {
+          wait_for(m.of_reader);
+        } else {
+          relaxed_wait_for(m.of_reader);
+        }
+      }
+      ptx::block_barrier();
+      return ptx::load_weak(m.of_reader + 32) != 42;
+    };
+  };
+  EXPECT_EQ(surprises(1, 32, write_and_release, reader(true)), 0u);
+  EXPECT_GT(surprises(1, 32, write_and_release, reader(false)), 20u);
+}
+TEST(StaleLoad, RelaxedLoadsAreUpToDate) {
+  const auto reader = [](const Memory& m) {
+    relaxed_wait_for(m.of_reader);
+    return ptx::load_relaxed_sys(m.of_reader + 32) != 42;
+  };
+  EXPECT_EQ(surprises(1, 1, write_and_release, reader), 0u);
+}
+TEST(StaleLoad, BlockThatAcquiresFromAPeerHandsItOnAtDeviceScope) {
+  for (const Options& options : executions(kExecutions)) {
+    World world(2, options);
+    u32* data = world.allocate<u32>(1, 1, "data");
+    u32* flag = world.allocate<u32>(1, 1, "flag");
+    u32* ready = world.allocate<u32>(1, 1, "ready");
+    for (u32* word : {data, flag, ready}) world.memset(word, 0, 4);
+    world.launch(0,
+                 [&] {
+                   ptx::store_weak(data, 42u);
+                   ptx::store_release_sys(flag, 1u);
+                 },
+                 {.threads = 1});
+    world.launch(1,
+                 [&] {
+                   if (ptx::block_index() == 0) {
+                     wait_for(flag);
+                     ptx::add_release_gpu(ready, 1);
+                   } else {
+                     while (ptx::load_acquire_gpu(ready) == 0) ptx::spin();
+                     EXPECT_EQ(ptx::load_weak(data), 42u) << describe(options);
+                   }
+                 },
+                 {.blocks = 3, .threads = 1});
+    world.run();
+  }
+}
 TEST(WeakMemory, CompareAndSwapIsWonOnce) {
   for (const Options& options : executions(50)) {
     World world(4, options);

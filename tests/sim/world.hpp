@@ -25,10 +25,13 @@
 // It has reached memory, where everybody sees it, after a sys-scope fence or release by a thread that sees it, and when
 // its kernel has completed, some time after its last thread has exited. Stores may also reach memory on their own at
 // any time before; relaxed_sys and release_sys stores always do, in finite time; weak stores do in some executions and
-// never in others. Atomics act on memory at once. Stronger than a GPU, hence not found: loads are never early or stale
-// (an acquire that should have been one is not missed); warp_barrier() orders for the whole block; a sys-scope release
-// also covers what other threads of the rank released at gpu scope, seen or not; shared memory is immediate. Not
-// checked: reads of uninitialised shared memory (it is filled with 0xCD) and data races as such.
+// never in others. Atomics act on memory at once. A weak load may, in some executions, give what a word held before its
+// last change, unless the thread is ordered after that store: by an acquire or fence of a scope that covers both (an
+// acquire orders after all stores before it), by a barrier with a thread that is, by wait_for_predecessors() or by the
+// start of its kernel. Other loads are up to date. Stronger than a GPU, hence not found: warp_barrier() orders for the
+// whole block; a sys-scope release also covers what other threads of the rank released at gpu scope, seen or not;
+// shared memory is immediate. Not checked: reads of uninitialised shared memory (it is filled with 0xCD) and data races
+// as such.
 //
 // Programmatic dependent launch. A launch with `dependent` starts when every block of the launch before has called
 // release_dependents() or ended. wait_for_predecessors() waits until the launch before it is complete; what came before
