@@ -144,10 +144,13 @@ void check_meaning(const Deployment& deployment, std::string_view origin) {
         at_least_one(operation.weight_bias.size()) * at_least_one(operation.residual_scattered.size()) *
         at_least_one(operation.quant_layouts.size()) * at_least_one(operation.group_sizes.size()) *
         at_least_one(operation.latent_widths.size()));
-    if (shapes > kMaxShapes) {
-      refuse(origin, "/operations", fmt::format("lists whose product is {} shapes of kernels", shapes),
-             fmt::format("at most {} for one architecture", kMaxShapes));
-    }
+  }
+  if (shapes > kMaxShapes) {
+    refuse(origin, "/operations", fmt::format("lists whose product is {} shapes of kernels", shapes),
+           fmt::format("at most {} for one architecture", kMaxShapes));
+  }
+  for (std::size_t i = 0; i < deployment.operations.size(); ++i) {
+    const Deployment::Operation& operation = deployment.operations[i];
     for (KernelSpec spec : shapes_of(deployment, operation, "sm_90a")) {
       spec.threads = 32;
       try {

@@ -104,7 +104,7 @@ TEST(KernelSpecValidate, AcceptsTheWholeRange) {
     for (int world_size = 1; world_size <= kMaxWorldSize; ++world_size) {
       for (const int hidden_size : {16 / size_of(dtype), 2880, 5120, 7168, 18432, kMaxHiddenSize}) {
         KernelSpec spec = example();
-        spec.dtype = dtype;
+        spec.dtype = spec.gamma_dtype = dtype;
         spec.world_size = world_size;
         spec.hidden_size = hidden_size;
         EXPECT_EQ(refusal(spec), "");
