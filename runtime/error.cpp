@@ -16,23 +16,40 @@ std::string joined(const std::string& what, const std::string& cause, const std:
 
 std::string_view to_string(Code code) noexcept {
   switch (code) {
-    case Code::kOk: return "Ok";
-    case Code::kInvalidArgument: return "InvalidArgument";
-    case Code::kInvalidInput: return "InvalidInput";
-    case Code::kUnsupported: return "Unsupported";
-    case Code::kNotFound: return "NotFound";
-    case Code::kNotWarmed: return "NotWarmed";
-    case Code::kCapacity: return "Capacity";
-    case Code::kOutOfMemory: return "OutOfMemory";
-    case Code::kDriver: return "Driver";
-    case Code::kCompiler: return "Compiler";
-    case Code::kIo: return "Io";
-    case Code::kTimeout: return "Timeout";
-    case Code::kAborted: return "Aborted";
-    case Code::kMismatch: return "Mismatch";
-    case Code::kBusy: return "Busy";
-    case Code::kStale: return "Stale";
-    case Code::kInternal: return "Internal";
+    case Code::kOk:
+      return "Ok";
+    case Code::kInvalidArgument:
+      return "InvalidArgument";
+    case Code::kInvalidInput:
+      return "InvalidInput";
+    case Code::kUnsupported:
+      return "Unsupported";
+    case Code::kNotFound:
+      return "NotFound";
+    case Code::kNotWarmed:
+      return "NotWarmed";
+    case Code::kCapacity:
+      return "Capacity";
+    case Code::kOutOfMemory:
+      return "OutOfMemory";
+    case Code::kDriver:
+      return "Driver";
+    case Code::kCompiler:
+      return "Compiler";
+    case Code::kIo:
+      return "Io";
+    case Code::kTimeout:
+      return "Timeout";
+    case Code::kAborted:
+      return "Aborted";
+    case Code::kMismatch:
+      return "Mismatch";
+    case Code::kBusy:
+      return "Busy";
+    case Code::kStale:
+      return "Stale";
+    case Code::kInternal:
+      return "Internal";
   }
   return "Unknown";
 }

@@ -9,11 +9,11 @@
 
 namespace commfuse::runtime {
 
-// Threads, not worker processes. Measured with NVRTC 13.0.88 and 24 of our header-free programs: on two cores one thread
-// takes 10.6 s, two threads 5.4 s, two processes 7.9 s; on sixteen, four threads 3.3 s and four processes 4.2 s, sixteen
-// of either 2.5 s. NVRTC runs the front end of one program at a time, but without headers that is a tenth of the work. A
-// process costs 130 MB, a further thread 10 MB, and processes would have to find their executable inside somebody's
-// engine.
+// Threads, not worker processes. Measured with NVRTC 13.0.88 and 24 of our header-free programs: on two cores one
+// thread takes 10.6 s, two threads 5.4 s, two processes 7.9 s; on sixteen, four threads 3.3 s and four processes 4.2 s,
+// sixteen of either 2.5 s. NVRTC runs the front end of one program at a time, but without headers that is a tenth of
+// the work. A process costs 130 MB, a further thread 10 MB, and processes would have to find their executable inside
+// somebody's engine.
 
 /// How many to compile at a time: `requested` if positive, else COMMFUSE_JOBS, else one per core that this process may
 /// use, as far as free memory allows. At least 1, at most `work`.
