@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTag = 0x434d;
-constexpr int kSpins = 2000;
+constexpr int kSpins = 200;
 
 /// A round that was given up: MPI may still write into it.
 struct Round {

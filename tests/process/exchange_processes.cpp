@@ -13,7 +13,7 @@
 namespace commfuse::exchange_testing {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(20);
+constexpr auto kPatience = std::chrono::seconds(60);
 
 }  // namespace
 

@@ -23,9 +23,9 @@ class Process {
   [[nodiscard]] int pid() const { return pid_; }
   void send_signal(int number) const;
   void write_line() const;
-  /// All that it prints until it has printed this line; fails the test after 20 s.
+  /// All that it prints until it has printed this line; fails the test after 60 s.
   void wait_for_line(const std::string& line);
-  /// All that it prints until its end; kills it after 20 s, which shows as "killed".
+  /// All that it prints until its end; kills it after 60 s, which shows as "killed".
   std::string finish();
   /// How long it ran, from its start to the end of its output.
   [[nodiscard]] std::chrono::milliseconds lifetime() const { return lifetime_; }
