@@ -147,38 +147,59 @@ TEST_F(AllReduceOnGpu, HiddenSizesOfLiveModelsAgreeWithTheReference) {
   expect_right(shapes, {1, 33}, Values::kNormal);
 }
 
+/// What `launch` puts on the ranks' streams, as one graph: the first stream forks to the others and joins them again.
+class CapturedGraph {
+ public:
+  template <typename Launch>
+  CapturedGraph(Ranks& ranks, Launch launch) {
+    CUevent fork = nullptr;
+    COMMFUSE_DRIVER(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
+    COMMFUSE_DRIVER(cuStreamBeginCapture(ranks.stream(0), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    COMMFUSE_DRIVER(cuEventRecord(fork, ranks.stream(0)));
+    for (int rank = 1; rank < ranks.size(); ++rank) COMMFUSE_DRIVER(cuStreamWaitEvent(ranks.stream(rank), fork, 0));
+    launch();
+    std::vector<CUevent> joins(static_cast<std::size_t>(ranks.size()), nullptr);
+    for (int rank = 1; rank < ranks.size(); ++rank) {
+      CUevent& join = joins[static_cast<std::size_t>(rank)];
+      COMMFUSE_DRIVER(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
+      COMMFUSE_DRIVER(cuEventRecord(join, ranks.stream(rank)));
+      COMMFUSE_DRIVER(cuStreamWaitEvent(ranks.stream(0), join, 0));
+    }
+    CUgraph graph = nullptr;
+    COMMFUSE_DRIVER(cuStreamEndCapture(ranks.stream(0), &graph));
+    COMMFUSE_DRIVER(cuGraphInstantiate(&executable_, graph, 0));
+    COMMFUSE_DRIVER(cuGraphDestroy(graph));
+    for (CUevent join : joins) {
+      if (join != nullptr) COMMFUSE_DRIVER(cuEventDestroy(join));
+    }
+    COMMFUSE_DRIVER(cuEventDestroy(fork));
+  }
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+  ~CapturedGraph() { COMMFUSE_DRIVER_NOEXCEPT(cuGraphExecDestroy(executable_)); }
+
+  void replay(Ranks& ranks) { COMMFUSE_DRIVER(cuGraphLaunch(executable_, ranks.stream(0))); }
+
+ private:
+  CUgraphExec executable_ = nullptr;
+};
+
 TEST_F(AllReduceOnGpu, GraphReplayedAThousandTimesStaysRight) {
   const KernelSpec spec = shape(Pattern::kResidualRmsNorm, 4, 4096);
   const std::vector<KernelSpec> kernels = kernels_of({spec});
   const KernelSet set = KernelSet::warm_up(kernels);
   Ranks ranks(4, bytes_for(kernels, 64));
   GroupOperation operation(set, ranks, kind_of(spec));
-  KernelSpec one = spec;
   KernelSpec two = spec;
   two.algorithm = Algorithm::kTwoShot;
-  PlacedCase small(reference::make_case(one, 1, Values::kNormal, 5));
+  PlacedCase small(reference::make_case(spec, 1, Values::kNormal, 5));
   PlacedCase large(reference::make_case(two, 64, Values::kNormal, 6));
-
-  CUevent fork = nullptr;
-  COMMFUSE_DRIVER(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
-  COMMFUSE_DRIVER(cuStreamBeginCapture(ranks.stream(0), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-  COMMFUSE_DRIVER(cuEventRecord(fork, ranks.stream(0)));
-  for (int rank = 1; rank < 4; ++rank) COMMFUSE_DRIVER(cuStreamWaitEvent(ranks.stream(rank), fork, 0));
-  ASSERT_EQ(operation.launch(small, options_of(small.data())), "");
-  ASSERT_EQ(operation.launch(large, options_of(large.data())), "");
-  for (int rank = 1; rank < 4; ++rank) {
-    CUevent join = nullptr;
-    COMMFUSE_DRIVER(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
-    COMMFUSE_DRIVER(cuEventRecord(join, ranks.stream(rank)));
-    COMMFUSE_DRIVER(cuStreamWaitEvent(ranks.stream(0), join, 0));
-    COMMFUSE_DRIVER(cuEventDestroy(join));
-  }
-  CUgraph graph = nullptr;
-  COMMFUSE_DRIVER(cuStreamEndCapture(ranks.stream(0), &graph));
-  CUgraphExec executable = nullptr;
-  COMMFUSE_DRIVER(cuGraphInstantiate(&executable, graph, 0));
+  CapturedGraph graph(ranks, [&] {
+    ASSERT_EQ(operation.launch(small, options_of(small.data())), "");
+    ASSERT_EQ(operation.launch(large, options_of(large.data())), "");
+  });
   for (int i = 0; i < 1000; ++i) {
-    COMMFUSE_DRIVER(cuGraphLaunch(executable, ranks.stream(0)));
+    graph.replay(ranks);
     if (i % 250 != 0 && i != 999) continue;
     ASSERT_EQ(ranks.synchronise(), "");
     ASSERT_EQ(small.check(), "");
@@ -186,9 +207,105 @@ TEST_F(AllReduceOnGpu, GraphReplayedAThousandTimesStaysRight) {
     small.restore();
     large.restore();
   }
-  COMMFUSE_DRIVER(cuGraphExecDestroy(executable));
-  COMMFUSE_DRIVER(cuGraphDestroy(graph));
-  COMMFUSE_DRIVER(cuEventDestroy(fork));
+}
+
+TEST_F(AllReduceOnGpu, TwentyGraphsReplayedInRandomOrderStayRight) {
+  const std::vector<KernelSpec> shapes = {shape(Pattern::kResidualRmsNorm, 2, 2880),
+                                          shape(Pattern::kAllReduce, 2, 1024)};
+  const std::vector<KernelSpec> kernels = kernels_of(shapes);
+  const KernelSet set = KernelSet::warm_up(kernels);
+  Ranks ranks(2, bytes_for(kernels, 2048));
+  GroupOperation norm(set, ranks, kind_of(shapes[0]));
+  GroupOperation plain(set, ranks, kind_of(shapes[1]));
+  std::vector<std::unique_ptr<PlacedCase>> cases;
+  std::vector<std::unique_ptr<CapturedGraph>> graphs;
+  std::uint64_t seed = 100;
+  for (const std::int64_t tokens : {1, 2, 3, 17, 64, 128, 255, 512, 1025, 2048}) {
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      KernelSpec spec = shapes[i];
+      spec.algorithm = tokens % 2 == 0 ? Algorithm::kTwoShot : Algorithm::kOneShot;
+      cases.push_back(std::make_unique<PlacedCase>(reference::make_case(spec, tokens, Values::kNormal, ++seed)));
+      const PlacedCase& placed = *cases.back();
+      GroupOperation& operation = i == 0 ? norm : plain;
+      graphs.push_back(std::make_unique<CapturedGraph>(
+          ranks, [&] { ASSERT_EQ(operation.launch(placed, options_of(placed.data())), ""); }));
+    }
+  }
+  std::mt19937 random(7);
+  for (int round = 0; round < 5; ++round) {
+    for (int i = 0; i < 200; ++i) graphs[random() % graphs.size()]->replay(ranks);
+    for (const auto& graph : graphs) graph->replay(ranks);
+    ASSERT_EQ(ranks.synchronise(), "");
+    for (const auto& placed : cases) {
+      ASSERT_EQ(placed->check(), "");
+      placed->restore();
+    }
+  }
+}
+
+// Offsets beyond 2^31 bytes and, in the rotation buffers, beyond 2^32.
+TEST_F(AllReduceOnGpu, MatricesOfMoreThanTwoGibibytesAreRight) {
+  constexpr std::int64_t kRows = 1024;
+  constexpr std::int64_t kRepeats = 140;
+  constexpr std::int64_t kTokens = kRows * kRepeats;
+  KernelSpec spec = shape(Pattern::kResidualRmsNorm, 2, 8192);
+  const std::vector<KernelSpec> kernels = kernels_of({spec});
+  const KernelSet set = KernelSet::warm_up(kernels);
+  Ranks ranks(2, bytes_for(kernels, kTokens));
+  GroupOperation operation(set, ranks, kind_of(spec));
+  // Rows are independent of each other: a matrix of repeated rows has repeated results.
+  const reference::Case part = reference::make_case(spec, kRows, Values::kNormal, 77);
+  const std::size_t bytes = part.tensor(0, reference::TensorId::kIn).bytes.size();
+  struct Tensors {
+    runtime::DeviceBuffer in, residual, residual_out, norm_out, gamma;
+  };
+  std::vector<Tensors> tensors(2);
+  const auto repeat = [&](const reference::Bytes& source, runtime::DeviceBuffer& target) {
+    target = runtime::DeviceBuffer(bytes * kRepeats);
+    target.upload(source.data(), bytes);
+    for (std::size_t i = 1; i < kRepeats; ++i) {
+      COMMFUSE_DRIVER(cuMemcpyDtoD(target.pointer() + i * bytes, target.pointer(), bytes));
+    }
+  };
+  for (int rank = 0; rank < 2; ++rank) {
+    Tensors& mine = tensors[static_cast<std::size_t>(rank)];
+    repeat(part.tensor(rank, reference::TensorId::kIn).bytes, mine.in);
+    repeat(part.tensor(rank, reference::TensorId::kResidualIn).bytes, mine.residual);
+    mine.residual_out = runtime::DeviceBuffer(bytes * kRepeats);
+    mine.norm_out = runtime::DeviceBuffer(bytes * kRepeats);
+    const reference::Bytes& gamma = part.tensor(rank, reference::TensorId::kGamma).bytes;
+    mine.gamma = runtime::DeviceBuffer(gamma.size());
+    mine.gamma.upload(gamma.data(), gamma.size());
+  }
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+    LaunchOptions options;
+    options.eps = part.eps;
+    options.algorithm = algorithm;
+    for (int rank = 0; rank < 2; ++rank) {
+      Tensors& mine = tensors[static_cast<std::size_t>(rank)];
+      mine.residual_out.fill(0xa5a5a5a5U);
+      mine.norm_out.fill(0xa5a5a5a5U);
+      AllReduceTensors arguments;
+      arguments.in = mine.in.as();
+      arguments.residual_in = mine.residual.as();
+      arguments.gamma = mine.gamma.as();
+      arguments.residual_out = mine.residual_out.as();
+      arguments.norm_out = mine.norm_out.as();
+      const Status status = operation.rank(rank).launch(arguments, kTokens, options, ranks.stream(rank));
+      ASSERT_TRUE(status.ok()) << status.text();
+    }
+    ASSERT_EQ(ranks.synchronise(), "");
+    for (int rank = 0; rank < 2; ++rank) {
+      const Tensors& mine = tensors[static_cast<std::size_t>(rank)];
+      for (const std::size_t i : {std::size_t{0}, std::size_t{kRepeats / 2}, std::size_t{kRepeats - 1}}) {
+        reference::Bytes actual(bytes);
+        COMMFUSE_DRIVER(cuMemcpyDtoH(actual.data(), mine.residual_out.pointer() + i * bytes, bytes));
+        ASSERT_EQ(check_output(part, rank, reference::TensorId::kResidualOut, actual), "") << "part " << i;
+        COMMFUSE_DRIVER(cuMemcpyDtoH(actual.data(), mine.norm_out.pointer() + i * bytes, bytes));
+        ASSERT_EQ(check_output(part, rank, reference::TensorId::kNormOut, actual), "") << "part " << i;
+      }
+    }
+  }
 }
 
 void CUDA_CB sleep_a_little(void* microseconds) {
