@@ -281,10 +281,12 @@ TEST_F(AllReduceOnGpu, MatricesOfMoreThanTwoGibibytesAreRight) {
     LaunchOptions options;
     options.eps = part.eps;
     options.algorithm = algorithm;
+    for (Tensors& each : tensors) {
+      each.residual_out.fill(0xa5a5a5a5U);
+      each.norm_out.fill(0xa5a5a5a5U);
+    }
     for (int rank = 0; rank < 2; ++rank) {
-      Tensors& mine = tensors[static_cast<std::size_t>(rank)];
-      mine.residual_out.fill(0xa5a5a5a5U);
-      mine.norm_out.fill(0xa5a5a5a5U);
+      const Tensors& mine = tensors[static_cast<std::size_t>(rank)];
       AllReduceTensors arguments;
       arguments.in = mine.in.as();
       arguments.residual_in = mine.residual.as();
