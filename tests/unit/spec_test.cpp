@@ -44,7 +44,9 @@ TEST(KernelSpecName, ReadsLikeTheKernel) {
 TEST(KernelSpecJson, IsCanonical) {
   EXPECT_EQ(example().to_json(),
             R"({"algorithm":"one_shot","arch":"sm_90a","cluster":1,"dtype":"bf16","fp32_accumulate":true,)"
-            R"("hidden_size":8192,"op":"all_reduce","pattern":"residual_rms_norm","threads":512,"world_size":8})");
+            R"("gamma_dtype":"bf16","group_size":0,"hidden_size":8192,"latent_width":0,"op":"all_reduce",)"
+            R"("pattern":"residual_rms_norm","quant_layout":"swizzled_128x4","residual_scattered":false,)"
+            R"("threads":512,"weight_bias":false,"world_size":8})");
 }
 
 /// One change per field: every one must show in the JSON, and all but the architecture in the name.
@@ -52,7 +54,23 @@ const std::vector<std::function<void(KernelSpec&)>> kChanges = {
     [](KernelSpec& spec) { spec.pattern = Pattern::kAllReduce; },
     [](KernelSpec& spec) { spec.world_size = 4; },
     [](KernelSpec& spec) { spec.hidden_size = 4096; },
-    [](KernelSpec& spec) { spec.dtype = DataType::kFp16; },
+    [](KernelSpec& spec) { spec.algorithm = Algorithm::kTwoShot; },
+    [](KernelSpec& spec) { spec.dtype = spec.gamma_dtype = DataType::kFp16; },
+    [](KernelSpec& spec) { spec.gamma_dtype = DataType::kFp32; },
+    [](KernelSpec& spec) { spec.weight_bias = true; },
+    [](KernelSpec& spec) { spec.residual_scattered = true; },
+    [](KernelSpec& spec) {
+      spec.pattern = Pattern::kResidualRmsNormFp4;
+      spec.quant_layout = QuantLayout::kLinear;
+    },
+    [](KernelSpec& spec) {
+      spec.pattern = Pattern::kResidualRmsNormFp8Group;
+      spec.group_size = 64;
+    },
+    [](KernelSpec& spec) {
+      spec.pattern = Pattern::kLatentNorm;
+      spec.latent_width = 512;
+    },
     [](KernelSpec& spec) { spec.fp32_accumulate = false; },
     [](KernelSpec& spec) { spec.threads = 256; },
     [](KernelSpec& spec) { spec.cluster = 2; },
@@ -136,7 +154,15 @@ TEST(KernelSpecValidate, NamesTheFieldTheValueAndWhatIsAllowed) {
       {[](KernelSpec& spec) { spec.cluster = 3; }, {"cluster 3", "1, 2, 4 or 8"}},
       {[](KernelSpec& spec) { spec.cluster = 16; }, {"cluster 16"}},
       {[](KernelSpec& spec) { spec.cluster = 2, spec.arch = "sm_80"; }, {"cluster 2", "sm_90"}},
-      {[](KernelSpec& spec) { spec.dtype = DataType::kFp32, spec.fp32_accumulate = false; }, {"fp32_accumulate"}},
+      {[](KernelSpec& spec) { spec.dtype = spec.gamma_dtype = DataType::kFp32, spec.fp32_accumulate = false; },
+       {"fp32_accumulate"}},
+      {[](KernelSpec& spec) { spec.gamma_dtype = DataType::kFp16; }, {"gamma_dtype fp16", "bf16 or fp32"}},
+      {[](KernelSpec& spec) { spec.group_size = 128; }, {"residual_rms_norm", "group_size"}},
+      {[](KernelSpec& spec) { spec.pattern = Pattern::kResidualRmsNormFp8Group, spec.group_size = 24; },
+       {"group_size 24", "8, 16, 32"}},
+      {[](KernelSpec& spec) { spec.pattern = Pattern::kResidualRmsNormFp8Block, spec.hidden_size = 2880; },
+       {"hidden_size 2880", "multiples of 128"}},
+      {[](KernelSpec& spec) { spec.pattern = Pattern::kLatentNorm, spec.latent_width = 8200; }, {"latent_width 8200"}},
       {[](KernelSpec& spec) { spec.dtype = static_cast<DataType>(99); }, {"dtype 99", "fp16, bf16, fp32"}},
       {[](KernelSpec& spec) { spec.pattern = static_cast<Pattern>(-1); }, {"pattern -1", "residual_rms_norm"}},
       {[](KernelSpec& spec) { spec.op = static_cast<Op>(7); }, {"op 7", "all_reduce"}},
