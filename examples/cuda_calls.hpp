@@ -60,17 +60,27 @@ class Memory {
     if (pointer_ != 0) (void)driver<decltype(cuMemFree)>(EXAMPLE_TEXT(cuMemFree))(pointer_);
   }
   [[nodiscard]] void* pointer() const noexcept { return reinterpret_cast<void*>(pointer_); }
+  void upload(const void* source, std::size_t bytes) const { EXAMPLE_CALL(cuMemcpyHtoD, pointer_, source, bytes); }
+  void download(void* target, std::size_t bytes) const { EXAMPLE_CALL(cuMemcpyDtoH, target, pointer_, bytes); }
 
  private:
   CUdeviceptr pointer_ = 0;
 };
 
-/// The first device's primary context, current on this thread, with its streams.
+/// The device for the rank of this number, if the ranks take devices in turn.
+inline int device_of(int local_rank) {
+  int count = 0;
+  EXAMPLE_CALL(cuInit, 0);
+  EXAMPLE_CALL(cuDeviceGetCount, &count);
+  return local_rank % count;
+}
+
+/// A device's primary context, current on this thread, with its streams.
 class Context {
  public:
-  Context() {
+  explicit Context(int ordinal = 0) {
     EXAMPLE_CALL(cuInit, 0);
-    EXAMPLE_CALL(cuDeviceGet, &device_, 0);
+    EXAMPLE_CALL(cuDeviceGet, &device_, ordinal);
     CUcontext context = nullptr;
     EXAMPLE_CALL(cuDevicePrimaryCtxRetain, &context, device_);
     EXAMPLE_CALL(cuCtxSetCurrent, context);

@@ -23,6 +23,8 @@ namespace commfuse {
 struct WorkspaceOptions {
   std::uint64_t rotation_bytes = 0;  ///< capacity for one call; three times as much is allocated per rank
   std::chrono::nanoseconds timeout{std::chrono::seconds(10)};  ///< longest wait for a peer inside a kernel
+  /// ProcessGroup: longest wait for a peer in one step of making the group.
+  std::chrono::milliseconds set_up_timeout{std::chrono::seconds(60)};
 };
 
 /// Why the kernels of a workspace stopped: written by the first of them that failed.
@@ -80,6 +82,49 @@ class LoopbackGroup {
 
  private:
   struct State;
+  std::unique_ptr<State> state_;
+};
+
+class Exchange;
+
+/// By what means a rank's memory is shared with the other processes of its host.
+enum class MemoryKind : int {
+  kAuto = 0,           ///< the first of the following that works on all ranks
+  kVmmDescriptor = 1,  ///< cuMemCreate, passed as an open descriptor; needs an exchange that can pass descriptors
+  kLegacyIpc = 2,      ///< cuIpcGetMemHandle; not between ranks of one process
+};
+/// "auto", "vmm_descriptor", "legacy_ipc".
+[[nodiscard]] std::string_view to_string(MemoryKind kind) noexcept;
+
+/// One rank per process (or thread), all on one host, on GPUs that can reach each other or on the same GPU.
+class ProcessGroup {
+ public:
+  /// Collective: every rank of `exchange` calls it, with the context that its kernels will run in current. Returns once
+  /// every rank has mapped every other and has seen the others' writes arrive. `exchange` must outlive the group and
+  /// must not be inside another call when the group is made or destroyed.
+  ///
+  /// A failure is thrown on every rank alike and leaves nothing behind: Error(kUnsupported) for ranks of different
+  /// hosts, for devices that cannot reach each other, and where no kind works; kInvalidArgument, kOutOfMemory, kDriver,
+  /// kNotFound as some rank met it, named in the text; ExchangeError(kMismatch) where the ranks asked for different
+  /// things, and as Exchange says where a rank died or is missing.
+  [[nodiscard]] static ProcessGroup create(Exchange& exchange, const WorkspaceOptions& options,
+                                           MemoryKind kind = MemoryKind::kAuto);
+  /// Waits for this context's work, closes the mappings, waits a little for the others to do the same, and frees. Best
+  /// effort; never throws. Groups of one exchange must be destroyed in the same order on all ranks.
+  ~ProcessGroup();
+  ProcessGroup(ProcessGroup&&) noexcept;
+  ProcessGroup& operator=(ProcessGroup&&) noexcept;
+
+  /// This rank's side; lives as long as the group.
+  [[nodiscard]] Workspace& workspace() noexcept;
+  /// The kind that was chosen; the same on all ranks, never kAuto.
+  [[nodiscard]] MemoryKind kind() const noexcept;
+  /// Why: what was tried and how it ended, on which rank. For logs.
+  [[nodiscard]] std::string kind_reason() const;
+
+ private:
+  struct State;
+  explicit ProcessGroup(std::unique_ptr<State> state) noexcept;
   std::unique_ptr<State> state_;
 };
 

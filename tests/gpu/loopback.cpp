@@ -9,8 +9,8 @@ namespace commfuse::gpu {
 
 using reference::TensorId;
 
-DeviceContext::DeviceContext() {
-  COMMFUSE_DRIVER(cuDeviceGet(&device_, 0));
+DeviceContext::DeviceContext(int ordinal) {
+  COMMFUSE_DRIVER(cuDeviceGet(&device_, ordinal));
   CUcontext context = nullptr;
   COMMFUSE_DRIVER(cuDevicePrimaryCtxRetain(&context, device_));
   COMMFUSE_DRIVER(cuCtxSetCurrent(context));
@@ -58,8 +58,10 @@ LaunchOptions options_of(const reference::Case& data, bool zero_padding) {
   return options;
 }
 
-PlacedCase::PlacedCase(reference::Case data) : data_(std::move(data)), memory_(data_.ranks.size()) {
+PlacedCase::PlacedCase(reference::Case data, std::optional<int> only_rank)
+    : data_(std::move(data)), only_rank_(only_rank), memory_(data_.ranks.size()) {
   for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+    if (!is_placed(rank)) continue;
     for (std::size_t i = 0; i < memory_[rank].size(); ++i) {
       const reference::CaseTensor& tensor = data_.ranks[rank][i];
       // A rank without rows still has a pointer to pass.
@@ -71,6 +73,7 @@ PlacedCase::PlacedCase(reference::Case data) : data_(std::move(data)), memory_(d
 
 void PlacedCase::restore() {
   for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+    if (!is_placed(rank)) continue;
     for (std::size_t i = 0; i < memory_[rank].size(); ++i) {
       const reference::CaseTensor& tensor = data_.ranks[rank][i];
       if (!tensor.used) continue;
@@ -111,6 +114,7 @@ AllReduceTensors PlacedCase::tensors(int rank) const {
 
 std::string PlacedCase::check() const {
   for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+    if (!is_placed(rank)) continue;
     for (std::size_t i = 0; i < memory_[rank].size(); ++i) {
       const reference::CaseTensor& tensor = data_.ranks[rank][i];
       const auto id = static_cast<TensorId>(i);

@@ -14,10 +14,10 @@
 
 namespace commfuse::gpu {
 
-/// The first device's primary context, current on this thread while the object lives.
+/// A device's primary context, current on this thread while the object lives.
 class DeviceContext {
  public:
-  DeviceContext();
+  explicit DeviceContext(int ordinal = 0);
   ~DeviceContext();
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
@@ -44,20 +44,25 @@ class StreamHandle {
 /// The operation that `spec` is a kernel of.
 [[nodiscard]] AllReduceKind kind_of(const KernelSpec& spec);
 
-/// A case with all its tensors in device memory.
+/// A case with its tensors in device memory: those of all ranks, or of one.
 class PlacedCase {
  public:
-  explicit PlacedCase(reference::Case data);
+  explicit PlacedCase(reference::Case data, std::optional<int> only_rank = std::nullopt);
 
   [[nodiscard]] const reference::Case& data() const noexcept { return data_; }
   [[nodiscard]] AllReduceTensors tensors(int rank) const;
   /// Inputs and poisoned outputs as before the first call.
   void restore();
-  /// Empty if every output on every rank is right; else the first report.
+  /// Empty if every output on every rank that is placed is right; else the first report.
   [[nodiscard]] std::string check() const;
 
  private:
+  [[nodiscard]] bool is_placed(std::size_t rank) const {
+    return !only_rank_ || static_cast<std::size_t>(*only_rank_) == rank;
+  }
+
   reference::Case data_;
+  std::optional<int> only_rank_;
   std::vector<std::array<runtime::DeviceBuffer, reference::kTensorCount>> memory_;
 };
 
