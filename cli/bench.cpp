@@ -1,9 +1,7 @@
 // commfuse bench: how long the operations of a deployment take, all ranks on one GPU.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "cache/directory.hpp"
+#include "cli/bench_inputs.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/bench_run.hpp"
 #include "cli/command.hpp"
@@ -20,7 +19,6 @@
 #include "cli/units.hpp"
 #include "runtime/driver.hpp"
 #include "runtime/spec_names.hpp"
-#include "runtime/suggest.hpp"
 #include "runtime/toolchain.hpp"
 
 namespace commfuse::cli {
@@ -39,75 +37,16 @@ struct Arguments {
   RunOptions run;
 };
 
-constexpr double kUsableMemory = 0.9;
-
-Pattern pattern_named(const std::string& name) {
-  if (const auto pattern = runtime::value_of<Pattern>(name)) return *pattern;
-  std::vector<std::string> known;
-  for (const auto& entry : runtime::kNames<Pattern>) known.emplace_back(entry.name);
-  const std::string meant = runtime::closest_name(name, known);
-  throw UsageError(Error(Code::kInvalidArgument, fmt::format("there is no pattern '{}'", name),
-                         fmt::format("the patterns are {}", fmt::join(known, ", ")),
-                         meant.empty() ? "" : fmt::format("did you mean '{}'?", meant)));
-}
-
-std::vector<BenchShape> chosen_shapes(const Deployment& deployment, const std::vector<std::string>& names,
-                                      const std::string& arch) {
-  std::vector<Pattern> patterns;
-  for (const std::string& name : names) patterns.push_back(pattern_named(name));
-  std::vector<KernelSpec> kernels;
-  for (const KernelSpec& kernel : deployment.kernels({arch})) {
-    const bool wanted =
-        patterns.empty() || std::find(patterns.begin(), patterns.end(), kernel.pattern) != patterns.end();
-    if (kernel.op == Op::kAllReduce && wanted) kernels.push_back(kernel);
-  }
-  if (kernels.empty()) {
-    throw UsageError(Error(Code::kInvalidArgument,
-                           fmt::format("deployment '{}' has nothing to measure", deployment.name),
-                           "none of its operations has one of the patterns that were asked for"));
-  }
-  return shapes_of(kernels);
-}
-
 std::vector<std::optional<Algorithm>> algorithms_named(const std::string& name) {
   if (name == "auto") return {std::nullopt};
   if (name == "both") return {Algorithm::kOneShot, Algorithm::kTwoShot};
   return {runtime::value_of<Algorithm>(name)};
 }
 
-std::vector<std::int64_t> chosen_tokens(const Deployment& deployment, const std::vector<std::int64_t>& given) {
-  if (given.empty()) {
-    std::vector<std::int64_t> tokens = {1, 16, 64, 128, 512, 2048};
-    std::erase_if(tokens, [&](std::int64_t count) { return count > deployment.max_tokens; });
-    return tokens;
-  }
-  for (const std::int64_t count : given) {
-    if (count >= 1 && count <= deployment.max_tokens) continue;
-    throw UsageError(Error(Code::kInvalidArgument, fmt::format("cannot measure {} tokens", count),
-                           fmt::format("deployment '{}' is for 1 to {}", deployment.name, deployment.max_tokens)));
-  }
-  return given;
-}
-
-/// The largest rotation buffer that some call needs and the device has room for.
-std::uint64_t choose_rotation(const std::vector<BenchShape>& shapes, const std::vector<std::int64_t>& tokens) {
-  const auto usable = static_cast<std::uint64_t>(static_cast<double>(free_device_bytes()) * kUsableMemory);
-  std::uint64_t chosen = 0;
-  for (const BenchShape& shape : shapes) {
-    for (const std::int64_t count : tokens) {
-      for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
-        const std::uint64_t wanted = shape.rotation_bytes(count, {algorithm});
-        if (device_bytes_needed(shape.spec, count, wanted) <= usable) chosen = std::max(chosen, wanted);
-      }
-    }
-  }
-  return chosen;
-}
-
 BenchResult measure(const Arguments& arguments) {
   const Deployment deployment = load_deployment(arguments.file);
   RunOptions options = arguments.run;
-  options.tokens = chosen_tokens(deployment, arguments.tokens);
+  options.tokens = chosen_tokens(deployment, arguments.tokens, {1, 16, 64, 128, 512, 2048});
   options.algorithms = algorithms_named(arguments.algorithm);
   if (arguments.launching != Launching::kDependent) options.dependent.push_back(false);
   if (arguments.launching != Launching::kPlain) options.dependent.push_back(true);
@@ -149,7 +88,7 @@ BenchResult measure(const Arguments& arguments) {
     const gpu::StreamHandle stream;
     result.copies = measure_copies(stream.get());
   }
-  gpu::Ranks ranks(deployment.world_size, choose_rotation(shapes, options.tokens));
+  gpu::Ranks ranks(deployment.world_size, largest_rotation(shapes, options.tokens, free_device_bytes()));
   std::vector<CUstream> streams;
   for (int rank = 0; rank < ranks.size(); ++rank) streams.push_back(ranks.stream(rank));
   result.latency = measure_latency_floors(flag, empty, streams, options.calls, options.replays);

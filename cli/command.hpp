@@ -44,6 +44,7 @@ void add_show(CLI::App& app, Session& session);
 void add_explain(CLI::App& app, Session& session);
 void add_doctor(CLI::App& app, Session& session);
 void add_bench(CLI::App& app, Session& session);
+void add_tune(CLI::App& app, Session& session);
 void add_selftest(CLI::App& app, Session& session);
 
 }  // namespace commfuse::cli

@@ -41,6 +41,7 @@ int parse_and_run(int argc, char** argv) {
   add_doctor(app, session);
 #ifdef COMMFUSE_CLI_BENCH
   add_bench(app, session);
+  add_tune(app, session);
 #endif
 #ifdef COMMFUSE_CLI_SELFTEST
   add_selftest(app, session);
