@@ -116,7 +116,8 @@ Outcome run_on_gpu(const Deployment& deployment, const Arguments& arguments) {
   const gpu::DeviceContext context;
   BuildOptions build;
   build.cache_dir = arguments.cache_dir;
-  const KernelSet kernels = KernelSet::warm_up(deployment, build);
+  // All at once, so that what is missing is compiled in parallel; each is then loaded by itself.
+  (void)KernelSet::warm_up(deployment, build);
   std::vector<std::int64_t> tokens = arguments.tokens.empty() ? kGpuTokens : arguments.tokens;
   for (std::int64_t& count : tokens) count = std::min(count, deployment.max_tokens);
   tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
@@ -127,11 +128,12 @@ Outcome run_on_gpu(const Deployment& deployment, const Arguments& arguments) {
   gpu::Ranks ranks(deployment.world_size, bytes);
   std::uint64_t seed = 0;
   for (const KernelSpec& spec : specs) {
+    // This kernel alone to choose from, so that each geometry is run and not only the planner's choice.
+    const KernelSet kernel = KernelSet::warm_up(std::vector<KernelSpec>{spec}, build);
     for (const std::int64_t count : tokens) {
       ++seed;
       outcome.rows.push_back(timed(spec, count, [&]() -> std::string {
-        // This kernel alone to choose from, so that each geometry is run and not only the planner's choice.
-        gpu::GroupOperation operation(kernels, ranks, gpu::kind_of(spec));
+        gpu::GroupOperation operation(kernel, ranks, gpu::kind_of(spec));
         gpu::PlacedCase placed(reference::make_case(spec, count, reference::Values::kNormal, seed));
         LaunchOptions options = gpu::options_of(placed.data());
         if (std::string refused = operation.launch(placed, options); !refused.empty()) return refused;
