@@ -1,0 +1,46 @@
+// One rank's workspace in a process of its own.
+#pragma once
+
+#include <vector>
+
+#include "commfuse/exchange.hpp"
+#include "runtime/driver.hpp"
+#include "runtime/peer_memory.hpp"
+#include "runtime/workspace_state.hpp"
+
+namespace commfuse::runtime {
+
+/// The control block and the mailbox; the rotation buffers are given to it when they are shared.
+class ProcessWorkspace final : public WorkspaceState {
+ public:
+  ProcessWorkspace(const Exchange& exchange, const WorkspaceOptions& options, std::uint64_t rotation_bytes,
+                   const DeviceCaps& caps)
+      : control_memory_(sizeof(device::Control)), mailbox_memory_(sizeof(device::HostMailbox)) {
+    rank_ = exchange.rank();
+    world_size_ = exchange.size();
+    rotation_bytes_ = rotation_bytes;
+    timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
+    caps_ = caps;
+    control_memory_.fill(0);
+    COMMFUSE_DRIVER(cuCtxSynchronize());
+    control_ = control_memory_.as<device::Control>();
+    mailbox_ = static_cast<device::HostMailbox*>(mailbox_memory_.host());
+    device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());
+  }
+
+  void take(OwnMemory own, std::vector<PeerMapping> peers) {
+    own_ = std::move(own);
+    peers_ = std::move(peers);
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank) peer_buffer_[rank] = peers_[rank].pointer();
+    peer_buffer_[rank_] = own_.pointer();
+  }
+  void close_mappings() noexcept { peers_.clear(); }
+
+ private:
+  DeviceBuffer control_memory_;
+  PinnedBuffer mailbox_memory_;
+  OwnMemory own_;
+  std::vector<PeerMapping> peers_;  ///< by rank; the own one is empty
+};
+
+}  // namespace commfuse::runtime
