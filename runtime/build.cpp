@@ -8,8 +8,10 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "cache/entry.hpp"
+#include "cache/obtain.hpp"
 #include "cache/store.hpp"
 #include "runtime/driver.hpp"
 #include "runtime/kernel_signature.hpp"
@@ -96,17 +98,39 @@ class Build {
   BuildResult run() {
     const auto start = Clock::now();
     const std::uint64_t calls_before = nvrtc_calls();
-    std::vector<std::size_t> missing;
     for (std::size_t i = 0; i < specs_.size(); ++i) {
       report(i).spec = specs_[i];
-      if (!attempt(i, [&] { return look_up(i); })) missing.push_back(i);
+      try {
+        prepare(i);
+      } catch (...) {
+        fail(i, std::current_exception());
+      }
     }
-    if (!missing.empty()) compile_all(missing);
+    if (!wanted_.empty()) obtain_all();
     BuildReport& total = result_.report;
     total.nvrtc_calls = static_cast<int>(nvrtc_calls() - calls_before);
     total.milliseconds = milliseconds_since(start);
     if (no_compiler_ != nullptr && total.hits == 0 && total.compiled == 0) std::rethrow_exception(no_compiler_);
     return std::move(result_);
+  }
+
+  std::vector<cache::Wanted> wanted() {
+    std::vector<cache::Wanted> all;
+    for (const KernelSpec& spec : specs_) {
+      const Program program = program_of(spec);
+      const Target& target = target_of(spec.arch);
+      std::vector<cache::Wanted> candidates;
+      for (const std::string& build : target.builds) {
+        const cache::Signature signature = signature_of(spec, program, build);
+        candidates.push_back({signature.key(), signature.to_json()});
+      }
+      if (candidates.empty()) std::rethrow_exception(target.problem);
+      const auto held = std::find_if(candidates.begin(), candidates.end(), [&](const cache::Wanted& one) {
+        return candidates.size() > 1 && store_.peek(one.key, one.signature_json);
+      });
+      all.push_back(held == candidates.end() ? candidates.front() : *held);
+    }
+    return all;
   }
 
  private:
@@ -134,67 +158,84 @@ class Build {
     return target;
   }
 
-  /// True if the cache has the kernel. Throws where there is neither kernel nor compiler.
-  bool look_up(std::size_t i) {
-    const auto start = Clock::now();
+  /// Puts the kernel on the list of those to find or to compile. Without a compiler, only the cache can have it, and
+  /// what is not there throws.
+  void prepare(std::size_t i) {
     const Program program = program_of(specs_[i]);
     const Target& target = target_of(specs_[i].arch);
+    if (target.toolchain == nullptr) return find_without_compiler(i, program, target);
+    const cache::Signature signature = signature_of(specs_[i], program, target.toolchain->build());
+    report(i).key = signature.key();
+    report(i).signature = signature.to_json();
+    wanted_.push_back({report(i).key, report(i).signature});
+    wanted_specs_.push_back(i);
+  }
+
+  void find_without_compiler(std::size_t i, const Program& program, const Target& target) {
+    const auto start = Clock::now();
     for (const std::string& build : target.builds) {
       const cache::Signature signature = signature_of(specs_[i], program, build);
       report(i).key = signature.key();
-      cache::Lookup found = store_.find(report(i).key, signature.to_json());
+      report(i).signature = signature.to_json();
+      cache::Lookup found = store_.find(report(i).key, report(i).signature);
       if (!found && !found.detail.empty()) log(LogLevel::kInfo, found.detail);
       if (!found) continue;
-      report(i).origin = KernelOrigin::kCache;
-      finish(i, start, std::move(found.hit->cubin));
-      return true;
+      report(i).milliseconds = milliseconds_since(start);
+      finish(i, KernelOrigin::kCache, found.hit->cubin.size());
+      if (keep_cubins_) result_.kernels[i].cubin = std::move(found.hit->cubin);
+      return;
     }
-    if (target.problem != nullptr) {
-      no_compiler_ = target.problem;
-      std::rethrow_exception(target.problem);
-    }
-    return false;
+    no_compiler_ = target.problem;
+    std::rethrow_exception(target.problem);
   }
 
-  void compile_all(const std::vector<std::size_t>& missing) {
-    const int jobs = choose_jobs(options_.jobs, missing.size());
-    log(LogLevel::kInfo, fmt::format("compiling {} of {} kernels, {} at a time", missing.size(), specs_.size(), jobs));
-    for_each_parallel(missing.size(), jobs, [&](std::size_t m) {
-      const std::size_t i = missing[m];
-      (void)attempt(i, [&] {
-        compile_one(i);
-        return true;
-      });
-    });
+  /// Shares the work with all other threads and processes that want the same kernels now.
+  void obtain_all() {
+    const cache::ObtainOptions sharing = {
+        .rank = options_.rank, .ranks = options_.ranks, .jobs = choose_jobs(options_.jobs, wanted_.size())};
+    std::vector<cache::Obtained> all = cache::obtain(
+        store_, wanted_, [this](std::size_t w) { return compile_one(wanted_specs_[w]); }, sharing,
+        [this](std::size_t w, const cache::Obtained& one) { take_over(wanted_specs_[w], one); });
+    if (!keep_cubins_) return;
+    for (std::size_t w = 0; w < all.size(); ++w) result_.kernels[wanted_specs_[w]].cubin = std::move(all[w].cubin);
   }
 
-  void compile_one(std::size_t i) {
-    const auto start = Clock::now();
+  cache::Compiled compile_one(std::size_t i) {
     const Program program = program_of(specs_[i]);
     Toolchain& toolchain = *targets_.at(specs_[i].arch).toolchain;
+    std::call_once(told_, [&] {
+      log(LogLevel::kInfo, fmt::format("compiling what the cache lacks of {} kernels, {} at a time", wanted_.size(),
+                                       choose_jobs(options_.jobs, wanted_.size())));
+    });
     log(LogLevel::kDebug, fmt::format("compiling {} for {}", program.name, program.arch));
-    CompiledKernel kernel = compile(toolchain.nvrtc(), program);
+    if (options_.on_compile) options_.on_compile(specs_[i], CompileStep::kBegin);
+    CompiledKernel kernel;
+    try {
+      kernel = compile(toolchain.nvrtc(), program);
+    } catch (...) {
+      if (options_.on_compile) options_.on_compile(specs_[i], CompileStep::kEnd);
+      throw;
+    }
+    if (options_.on_compile) options_.on_compile(specs_[i], CompileStep::kEnd);
     if (!kernel.log.empty()) log(LogLevel::kInfo, fmt::format("{} for {}: {}", program.name, program.arch, kernel.log));
-    const std::string signature = signature_of(specs_[i], program, toolchain.build()).to_json();
-    // What becomes of it does not matter here: the store has warned, and the kernel is in hand.
-    const cache::Publication stored =
-        store_.publish(report(i).key, signature, kernel.cubin, facts_of(program, kernel, toolchain));
-    if (!stored.stored()) log(LogLevel::kDebug, stored.detail);
-    report(i).origin = KernelOrigin::kCompiled;
-    finish(i, start, std::move(kernel.cubin));
+    std::string facts = facts_of(program, kernel, toolchain);
+    return {std::move(kernel.cubin), std::move(facts)};
   }
 
-  /// Runs a step of kernel `i`; what it throws becomes the kernel's failure. True if the kernel is done with.
-  template <typename Step>
-  bool attempt(std::size_t i, Step step) {
-    const auto start = Clock::now();
+  void take_over(std::size_t i, const cache::Obtained& one) {
+    report(i).milliseconds = one.milliseconds;
+    if (one.origin != cache::Origin::kHit && !one.miss.detail.empty()) log(LogLevel::kInfo, one.miss.detail);
+    if (one.origin == cache::Origin::kFailed) return fail(i, one.error);
+    // What became of storing it does not matter here: the store has warned, and the kernel is in hand.
+    if (one.origin != cache::Origin::kHit && !one.publication.stored()) log(LogLevel::kDebug, one.publication.detail);
+    finish(i, one.origin == cache::Origin::kCompiled ? KernelOrigin::kCompiled : KernelOrigin::kCache,
+           one.cubin.size());
+  }
+
+  void fail(std::size_t i, const std::exception_ptr& failure) {
+    result_.kernels[i].failed = failure;
     try {
-      return step();
-    } catch (...) {
-      result_.kernels[i].failed = std::current_exception();
-    }
-    try {
-      std::rethrow_exception(result_.kernels[i].failed);
+      std::rethrow_exception(failure);
     } catch (const Error& error) {
       report(i).error_code = error.code();
       report(i).error = error.what();
@@ -205,21 +246,16 @@ class Build {
       report(i).error_code = Code::kInternal;
       report(i).error = error.what();
     }
-    report(i).origin = KernelOrigin::kFailed;
-    finish(i, start, {});
-    return true;
+    finish(i, KernelOrigin::kFailed, 0);
   }
 
-  void finish(std::size_t i, Clock::time_point start, std::string cubin) {
+  /// Called by one thread at a time.
+  void finish(std::size_t i, KernelOrigin origin, std::size_t cubin_bytes) {
     KernelReport& kernel = report(i);
-    kernel.milliseconds = milliseconds_since(start);
-    kernel.cubin_bytes = cubin.size();
-    if (keep_cubins_) result_.kernels[i].cubin = std::move(cubin);
-    const std::scoped_lock lock(mutex_);
+    kernel.origin = origin;
+    kernel.cubin_bytes = cubin_bytes;
     BuildReport& total = result_.report;
-    if (kernel.origin == KernelOrigin::kCache) ++total.hits;
-    if (kernel.origin == KernelOrigin::kCompiled) ++total.compiled;
-    if (kernel.origin == KernelOrigin::kFailed) ++total.failed;
+    ++(origin == KernelOrigin::kCache ? total.hits : origin == KernelOrigin::kCompiled ? total.compiled : total.failed);
     const int finished = total.hits + total.compiled + total.failed;
     if (options_.progress) options_.progress(kernel, finished, static_cast<int>(specs_.size()));
   }
@@ -231,7 +267,9 @@ class Build {
   Toolchains toolchains_;
   std::map<std::string, Target> targets_;  ///< by architecture; complete before anything is compiled
   std::exception_ptr no_compiler_;
-  std::mutex mutex_;  ///< of the totals and of the progress callback
+  std::vector<cache::Wanted> wanted_;
+  std::vector<std::size_t> wanted_specs_;  ///< of each of them, the index in specs_
+  std::once_flag told_;
   BuildResult result_;
 };
 
@@ -240,6 +278,13 @@ class Build {
 BuildResult build_kernels(const std::vector<KernelSpec>& specs, const BuildOptions& options, bool keep_cubins,
                           const Env& environment) {
   return Build(specs, options, keep_cubins, environment).run();
+}
+
+std::vector<cache::Wanted> wanted_kernels(const std::vector<KernelSpec>& specs, const std::filesystem::path& cache_dir,
+                                          const Env& environment) {
+  BuildOptions options;
+  options.cache_dir = cache_dir;
+  return Build(specs, options, /*keep_cubins=*/false, environment).wanted();
 }
 
 }  // namespace commfuse::runtime

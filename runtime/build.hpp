@@ -2,9 +2,11 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "cache/obtain.hpp"
 #include "commfuse/engine.hpp"
 #include "runtime/env.hpp"
 
@@ -25,5 +27,12 @@ struct BuildResult {
 /// what the cache holds is used, whichever NVRTC made it; throws that compiler's Error where it holds nothing at all.
 [[nodiscard]] BuildResult build_kernels(const std::vector<KernelSpec>& specs, const BuildOptions& options,
                                         bool keep_cubins, const Env& environment = env());
+
+/// What build_kernels would look for, without looking further: keys and signatures of `specs`, in their order. Without
+/// a compiler they are those of the NVRTC whose kernel the cache holds, else of the newest one that made any; throws
+/// that compiler's Error where no NVRTC made any.
+[[nodiscard]] std::vector<cache::Wanted> wanted_kernels(const std::vector<KernelSpec>& specs,
+                                                        const std::filesystem::path& cache_dir,
+                                                        const Env& environment = env());
 
 }  // namespace commfuse::runtime

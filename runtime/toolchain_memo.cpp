@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 
 /// Raised by any change of the grammar in the header.
-constexpr int kSchema = 1;
+constexpr std::uint64_t kSchema = 1;
 constexpr std::size_t kMaxBytes = 64 * 1024;
 
 constexpr std::size_t kSampleBytes = 4096;
@@ -35,17 +35,25 @@ cache::DirectoryLayer layer_of(const std::filesystem::path& path, const cache::D
   return {path, directories.trusted, nullptr};
 }
 
+/// The checksum of a record is no secret, so that its numbers may be anything.
+int small_number(const json& value) {
+  constexpr std::uint64_t kMost = 1'000'000;
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > kMost)
+    throw std::runtime_error("not a number of ours");
+  return static_cast<int>(value.get<std::uint64_t>());
+}
+
 NvrtcFacts parse(const std::string& text) {
   json object = cache::parse_strict(text, "toolchain record", kMaxBytes);
   const std::string check = object.at("check").get<std::string>();
   object.erase("check");
-  if (object.at("schema").get<int>() != kSchema || cache::sha256_hex(cache::canonical(object)) != check) {
+  if (cache::unsigned_at(object, "schema") != kSchema || cache::sha256_hex(cache::canonical(object)) != check) {
     throw std::runtime_error("another schema, or damaged");
   }
   NvrtcFacts facts;
-  object.at("archs").get_to(facts.archs);
+  for (const json& arch : object.at("archs")) facts.archs.push_back(small_number(arch));
   object.at("build").get_to(facts.build);
-  facts.version = {object.at("version").at(0).get<int>(), object.at("version").at(1).get<int>()};
+  facts.version = {small_number(object.at("version").at(0)), small_number(object.at("version").at(1))};
   return facts;
 }
 

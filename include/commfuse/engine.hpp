@@ -24,14 +24,16 @@ void set_log_sink(LogSink sink);
 
 // ---- ahead of time --------------------------------------------------------------------------------------------------
 
+/// kCache: it was there, or another process or thread compiled it meanwhile; kCompiled: by this call.
 enum class KernelOrigin : int { kCache = 0, kCompiled = 1, kFailed = 2 };
 
 /// One kernel of a precompile or warm-up.
 struct KernelReport {
   KernelSpec spec;
-  std::string key;  ///< cache key, 64 hexadecimal digits; empty if it could not be made
+  std::string key;        ///< cache key, 64 hexadecimal digits; empty if it could not be made
+  std::string signature;  ///< what the key is the SHA-256 of: canonical JSON of all that decides the machine code
   KernelOrigin origin = KernelOrigin::kFailed;
-  double milliseconds = 0;  ///< spent on this kernel
+  double milliseconds = 0;  ///< spent compiling it; 0 if this call did not
   std::size_t cubin_bytes = 0;
   std::string error;  ///< for kFailed
   Code error_code = Code::kOk;
@@ -46,12 +48,22 @@ struct BuildReport {
   double milliseconds = 0;
 };
 
+enum class CompileStep : int { kBegin = 0, kEnd = 1 };
+
 struct BuildOptions {
   std::vector<std::string> archs;   ///< empty: the deployment's, else the device at hand
   std::filesystem::path cache_dir;  ///< empty: COMMFUSE_CACHE_DIR, else the user's cache folder
   int jobs = 0;                     ///< compilations at a time; 0 = one per core, bounded by memory
+  /// This process is number `rank` of `ranks` that want the same kernels. It begins at its share of them, so that all
+  /// compile something else from the start. Not needed for correctness: whatever these say, a kernel that another
+  /// process of the machine is compiling is waited for, not compiled twice.
+  int rank = 0;
+  int ranks = 1;
   /// Called after each kernel, from one thread at a time, with the number finished so far and the total.
   std::function<void(const KernelReport&, int finished, int total)> progress;
+  /// Called before and after each compilation that this call does, whatever came of it, on the thread that compiles:
+  /// several at a time unless `jobs` is 1. What it throws at kBegin becomes the failure of that kernel.
+  std::function<void(const KernelSpec&, CompileStep)> on_compile;
 };
 
 /// Compiles what the cache does not hold. Needs no GPU and no driver when architectures are named. One kernel's failure

@@ -137,7 +137,7 @@ TEST_F(Engine, TellsThatItCompilesBeforeItDoes) {
   const test::LogCapture capture;
   (void)build(specs_);
   ASSERT_FALSE(capture.messages().empty());
-  EXPECT_NE(capture.messages()[0].second.find("compiling 3 of 3 kernels"), std::string::npos);
+  EXPECT_NE(capture.messages()[0].second.find("compiling what the cache lacks of 3 kernels"), std::string::npos);
 }
 
 TEST_F(Engine, ReportsProgressOnceAKernelFromOneThreadAtATime) {
@@ -158,7 +158,41 @@ TEST_F(Engine, ReportsProgressOnceAKernelFromOneThreadAtATime) {
   EXPECT_EQ(names.size(), 20u);
 }
 
-TEST_F(Engine, SeveralThreadsMayBuildTheSameAndOtherKernels) {
+TEST_F(Engine, TellsOfEveryCompilationBeforeAndAfterAndOfNoHit) {
+  std::vector<std::pair<KernelSpec, CompileStep>> steps;
+  options_.jobs = 1;
+  options_.on_compile = [&](const KernelSpec& spec, CompileStep step) { steps.emplace_back(spec, step); };
+  (void)build({specs_[0]});
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[0], std::pair(specs_[0], CompileStep::kBegin));
+  EXPECT_EQ(steps[1], std::pair(specs_[0], CompileStep::kEnd));
+  (void)build({specs_[0]});
+  EXPECT_EQ(steps.size(), 2u);
+  {
+    const test::ScopedVariable variable("COMMFUSE_SHIM_NVRTC", "refuse");
+    EXPECT_EQ(build({specs_[1]}).failed, 1);
+  }
+  EXPECT_EQ(steps.size(), 4u);
+
+  options_.on_compile = [](const KernelSpec&, CompileStep) { throw std::runtime_error("not this one"); };
+  const BuildReport report = build({specs_[1]});
+  EXPECT_EQ(report.failed, 1);
+  EXPECT_NE(report.kernels[0].error.find("not this one"), std::string::npos);
+}
+
+TEST_F(Engine, BeginsAtTheShareOfItsRank) {
+  options_.jobs = 1;
+  options_.rank = 2;
+  options_.ranks = 3;
+  std::vector<KernelSpec> order;
+  options_.on_compile = [&](const KernelSpec& spec, CompileStep step) {
+    if (step == CompileStep::kBegin) order.push_back(spec);
+  };
+  EXPECT_EQ(build(specs_).compiled, 3);
+  EXPECT_EQ(order, (std::vector<KernelSpec>{specs_[2], specs_[0], specs_[1]}));
+}
+
+TEST_F(Engine, ThreadsThatWantTheSameKernelsCompileEachOnceBetweenThem) {
   std::vector<std::jthread> threads;
   std::vector<BuildReport> reports(32);
   for (std::size_t t = 0; t < reports.size(); ++t) {
@@ -167,10 +201,13 @@ TEST_F(Engine, SeveralThreadsMayBuildTheSameAndOtherKernels) {
     });
   }
   threads.clear();
+  int compiled = 0;
   for (const BuildReport& report : reports) {
     EXPECT_EQ(report.failed, 0);
     EXPECT_EQ(report.kernels[0].key, reports[0].kernels[0].key);
+    compiled += report.compiled;
   }
+  EXPECT_EQ(compiled, 4);
   EXPECT_EQ(build(specs_).failed, 0);
 }
 

@@ -4,7 +4,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "cache/sha256.hpp"
+#include "cache/strict_json.hpp"
 #include "jit_support.hpp"
 #include "runtime/compiler.hpp"
 
@@ -143,6 +148,31 @@ TEST(Toolchain, ADamagedRecordIsAsIfItWereNotThere) {
   EXPECT_FALSE(memo.find(key));
   memo.remember(key, facts);
   EXPECT_TRUE(memo.find(key));
+}
+
+TEST(Toolchain, ARecordWithOtherNumbersIsIgnoredAlthoughItsChecksumIsRight) {
+  const test::TemporaryFolder folder;
+  const ToolchainMemo memo(directories(folder.path() / "cache"));
+  const std::string key(64, 'a');
+  memo.remember(key, {{99, 1}, {90}, "99.1.42 CL-1"});
+  const fs::path file = record_in(folder.path() / "cache");
+  nlohmann::json record = nlohmann::json::parse(std::ifstream(file));
+  record.erase("check");
+  const auto write = [&](nlohmann::json changed) {
+    changed["check"] = cache::sha256_hex(cache::canonical(changed));
+    std::ofstream(file) << cache::canonical(changed);
+  };
+  write(record);
+  ASSERT_TRUE(memo.find(key));
+  for (const nlohmann::json& number : {nlohmann::json(1e30), nlohmann::json(1.0), nlohmann::json(-1),
+                                       nlohmann::json(std::uint64_t{1} << 40), nlohmann::json("1")}) {
+    for (const char* place : {"/schema", "/archs/0", "/version/0", "/version/1"}) {
+      nlohmann::json changed = record;
+      changed[nlohmann::json::json_pointer(place)] = number;
+      write(changed);
+      EXPECT_FALSE(memo.find(key)) << place << ' ' << number;
+    }
+  }
 }
 
 TEST(Toolchain, RecordsInADirectoryThatOthersCanWriteToAreIgnored) {
