@@ -41,6 +41,13 @@ CLI::App* add_command(CLI::App& app, Session& session, const char* name, const c
 void add_precompile(CLI::App& app, Session& session);
 void add_list(CLI::App& app, Session& session);
 void add_show(CLI::App& app, Session& session);
+void add_verify(CLI::App& app, Session& session);
+void add_stats(CLI::App& app, Session& session);
+void add_gc(CLI::App& app, Session& session);
+void add_clean(CLI::App& app, Session& session);
+void add_pack(CLI::App& app, Session& session);
+void add_unpack(CLI::App& app, Session& session);
+void add_diff(CLI::App& app, Session& session);
 void add_explain(CLI::App& app, Session& session);
 void add_doctor(CLI::App& app, Session& session);
 void add_bench(CLI::App& app, Session& session);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -11,6 +12,8 @@
 #include <system_error>
 #include <vector>
 
+#include "cache/filesystem.hpp"
+#include "cache/locks.hpp"
 #include "cache/store.hpp"
 #include "cli/command.hpp"
 #include "cli/devices.hpp"
@@ -34,6 +37,15 @@ struct CompilerFinding {
   std::vector<int> archs;
 };
 
+/// One place that kernels are read from, the writable folder included.
+struct LayerFinding {
+  std::filesystem::path path;
+  std::string kind;         ///< "folder", "pack", "missing"
+  std::string file_system;  ///< "ext4", "nfs" ...
+  bool writable = false;
+  std::size_t kernels = 0;
+};
+
 struct CacheFinding {
   cache::Directories directories;
   std::string state;  ///< of the writable folder
@@ -42,6 +54,9 @@ struct CacheFinding {
   std::size_t entries = 0;
   std::size_t damaged = 0;
   std::uint64_t bytes = 0;
+  std::vector<LayerFinding> layers;
+  std::string locks_folder;  ///< empty: processes cannot agree on who compiles what
+  std::string locks_reason;  ///< why there
 };
 
 struct Findings {
@@ -60,15 +75,42 @@ std::filesystem::path nearest_existing(std::filesystem::path folder) {
   return folder;
 }
 
+std::vector<LayerFinding> inspect_layers(const cache::Directories& directories,
+                                         const std::vector<cache::EntryInfo>& entries) {
+  std::vector<std::filesystem::path> paths = directories.readonly;
+  if (!directories.writable.empty()) paths.insert(paths.begin(), directories.writable);
+  std::vector<LayerFinding> layers;
+  for (const auto& path : paths) {
+    std::error_code error;
+    LayerFinding layer;
+    layer.path = path;
+    layer.kind = std::filesystem::is_directory(path, error)      ? "folder"
+                 : std::filesystem::is_regular_file(path, error) ? "pack"
+                                                                 : "missing";
+    const cache::FilesystemKind kind = cache::filesystem_of(path);
+    layer.file_system = kind.local ? kind.name : kind.name + " (no locks)";
+    layer.writable = path == directories.writable;
+    layer.kernels = static_cast<std::size_t>(std::count_if(entries.begin(), entries.end(), [&](const auto& entry) {
+      return entry.layer == path && entry.problem.empty();
+    }));
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
 CacheFinding inspect_cache(const std::filesystem::path& cache_dir) {
   CacheFinding finding;
   const auto store = open_store(cache_dir);
   finding.directories = store->directories();
   const std::filesystem::path& folder = finding.directories.writable;
-  for (const cache::EntryInfo& entry : store->list()) {
+  const std::vector<cache::EntryInfo> entries = store->list();
+  for (const cache::EntryInfo& entry : entries) {
     ++(entry.problem.empty() ? finding.entries : finding.damaged);
     finding.bytes += entry.disk_bytes;
   }
+  finding.layers = inspect_layers(finding.directories, entries);
+  finding.locks_folder = store->locks().directory().string();
+  finding.locks_reason = store->locks().explanation();
   if (folder.empty()) {
     finding.state = "none: kernels are compiled again in every process";
     return finding;
@@ -142,6 +184,15 @@ json document_of(const Findings& findings) {
             {"readonly", json::array()},
             {"warnings", cache.directories.warnings}};
   for (const auto& layer : cache.directories.readonly) folder["readonly"].push_back(layer.string());
+  folder["layers"] = json::array();
+  for (const LayerFinding& layer : cache.layers) {
+    folder["layers"].push_back({{"path", layer.path.string()},
+                                {"kind", layer.kind},
+                                {"file_system", layer.file_system},
+                                {"writable", layer.writable},
+                                {"kernels", layer.kernels}});
+  }
+  folder["locks"] = {{"dir", cache.locks_folder}, {"reason", cache.locks_reason}};
   document["environment"] = json::array();
   for (const EnvVariable& variable : findings.environment) {
     json item = {{"name", variable.name}, {"meaning", variable.meaning}, {"value", nullptr}};
@@ -187,7 +238,17 @@ void add_cache(const CacheFinding& cache, std::string& text) {
                       bytes_text(cache.bytes), bytes_text(cache.free_bytes));
   if (cache.damaged > 0) text += fmt::format(", {} damaged", cache.damaged);
   text += '\n';
-  for (const auto& layer : cache.directories.readonly) text += fmt::format("  layer    {}\n", layer.string());
+  for (const LayerFinding& layer : cache.layers) {
+    text += fmt::format("  layer    {} ({}, {}, {}): {}\n", layer.path.string(), layer.kind, layer.file_system,
+                        layer.writable ? "writable" : "read-only",
+                        count_text(static_cast<std::int64_t>(layer.kernels), "kernel"));
+  }
+  if (cache.locks_folder.empty()) {
+    text += fmt::format("  trouble  no place for locks ({}): processes may compile a kernel more than once\n",
+                        cache.locks_reason);
+  } else {
+    text += fmt::format("  locks    {} ({})\n", cache.locks_folder, cache.locks_reason);
+  }
 }
 
 std::string text_of(const Findings& findings) {

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
+#include "cache/manifest.hpp"
+#include "cache/pack.hpp"
 #include "cache/store.hpp"
 #include "cli/command.hpp"
 #include "cli/progress.hpp"
@@ -16,6 +20,22 @@ Deployment load_deployment(const std::filesystem::path& file) {
   } catch (const Error& error) {
     throw UsageError(error);
   }
+}
+
+cache::Manifest load_manifest(const std::filesystem::path& file) {
+  try {
+    return cache::Manifest::load(file);
+  } catch (const Error& error) {
+    throw UsageError(error);
+  }
+}
+
+nlohmann::json pack_entry_document(const cache::PackEntry& entry) {
+  return {{"key", entry.key},
+          {"kernel", entry.kernel},
+          {"arch", entry.arch},
+          {"cubin_bytes", entry.cubin_bytes},
+          {"cubin_sha256", entry.cubin_sha256}};
 }
 
 std::vector<std::string> archs_for(const Deployment& deployment, const std::vector<std::string>& given) {

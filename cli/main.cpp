@@ -37,6 +37,13 @@ int parse_and_run(int argc, char** argv) {
   add_precompile(app, session);
   add_list(app, session);
   add_show(app, session);
+  add_verify(app, session);
+  add_stats(app, session);
+  add_gc(app, session);
+  add_clean(app, session);
+  add_pack(app, session);
+  add_unpack(app, session);
+  add_diff(app, session);
   add_explain(app, session);
   add_doctor(app, session);
 #ifdef COMMFUSE_CLI_BENCH

@@ -6,11 +6,13 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cache/directory.hpp"
+#include "cache/manifest.hpp"
 #include "cli/command.hpp"
 #include "cli/inputs.hpp"
 #include "cli/output.hpp"
@@ -26,6 +28,7 @@ using nlohmann::json;
 
 struct Arguments {
   std::vector<std::filesystem::path> files;
+  std::filesystem::path manifest;
   BuildOptions options;
 };
 
@@ -132,6 +135,21 @@ std::string text_of(const std::vector<Done>& all, const Totals& totals, const st
                      bytes_text(totals.cubin_bytes), cache_dir.empty() ? "no cache" : cache_dir);
 }
 
+/// The kernels of all deployments, each once. Those that failed are in it too: verify is to find them missing.
+cache::Manifest manifest_of(const std::vector<Done>& all) {
+  cache::Manifest manifest;
+  std::set<std::string> seen;
+  for (const Done& done : all) {
+    manifest.name += (manifest.name.empty() ? "" : ", ") + done.deployment.name;
+    for (const KernelReport& kernel : done.report.kernels) {
+      if (!kernel.signature.empty() && seen.insert(kernel.key).second) {
+        manifest.kernels.push_back({kernel.key, kernel.signature});
+      }
+    }
+  }
+  return manifest;
+}
+
 int precompile_files(const Arguments& arguments, bool as_json) {
   std::vector<Done> all;
   for (const auto& file : arguments.files) {
@@ -152,6 +170,7 @@ int precompile_files(const Arguments& arguments, bool as_json) {
       totals.add(done.report);
     }
   }
+  if (!arguments.manifest.empty()) manifest_of(all).save(arguments.manifest);
   const std::string cache_dir =
       cache::find_directories(cache::Environment::of_process(), arguments.options.cache_dir).writable.string();
   if (as_json) {
@@ -176,6 +195,13 @@ void add_precompile(CLI::App& app, Session& session) {
                       "Cache folder, else COMMFUSE_CACHE_DIR, else the user's");
   command->add_option("--jobs", arguments->options.jobs, "Compilations at a time; 0: one per core, bounded by memory")
       ->check(CLI::Range(0, 1024));
+  command->add_option("--manifest", arguments->manifest,
+                      "Write the list of these kernels to this file, for verify, pack and gc");
+  auto* rank = command->add_option("--rank", arguments->options.rank,
+                                   "Number of this process among those started together; each begins elsewhere");
+  auto* ranks = command->add_option("--ranks", arguments->options.ranks, "How many are started together");
+  rank->check(CLI::NonNegativeNumber)->needs(ranks);
+  ranks->check(CLI::PositiveNumber)->needs(rank);
   command->callback([arguments, &session] {
     session.run = [arguments, &session] { return precompile_files(*arguments, session.json); };
   });
