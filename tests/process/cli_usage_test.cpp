@@ -15,7 +15,8 @@ using std::string;
 
 const string kExamples = COMMFUSE_SOURCE_DIR "/examples/deployments/";
 const string kLlama = kExamples + "llama-3.1-70b-tp8.json";
-const std::vector<string> kCommands = {"precompile", "list", "show", "explain", "doctor", "selftest", "bench"};
+const std::vector<string> kCommands = {"precompile", "list",  "show", "explain", "doctor", "selftest", "bench",
+                                       "verify",     "stats", "gc",   "clean",   "pack",   "unpack",   "diff"};
 
 TEST(CliUsage, HelpOfEveryCommandShowsAnExample) {
   for (const string& command : kCommands) {
