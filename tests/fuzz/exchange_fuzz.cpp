@@ -45,15 +45,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const auto bytes = std::as_bytes(std::span(data, size)).subspan(1);
   switch (data[0] % 5) {
-    case 0: check_stream(bytes, runtime::kMaxStrangerPayload); break;
-    case 1: check_stream(bytes, 16); break;
-    case 2: check_payload(bytes, runtime::read_hello, runtime::write_hello); break;
+    case 0:
+      check_stream(bytes, runtime::kMaxStrangerPayload);
+      break;
+    case 1:
+      check_stream(bytes, 16);
+      break;
+    case 2:
+      check_payload(bytes, runtime::read_hello, runtime::write_hello);
+      break;
     case 3: {
       const auto write = [](const std::vector<commfuse::HostIdentity>& hosts) { return runtime::write_welcome(hosts); };
       check_payload(bytes, runtime::read_welcome, write);
       break;
     }
-    case 4: check_payload(bytes, runtime::read_failure, runtime::write_failure); break;
+    case 4:
+      check_payload(bytes, runtime::read_failure, runtime::write_failure);
+      break;
   }
   return 0;
 }
