@@ -30,7 +30,13 @@ std::string filler_cubin() {
   header.e_version = EV_CURRENT;
   header.e_flags = 90U << 8 | 90U;
   header.e_ehsize = sizeof(header);
+  // One section, the empty one that every ELF file starts with.
+  const Elf64_Shdr section = {};
+  header.e_shoff = sizeof(header);
+  header.e_shentsize = sizeof(section);
+  header.e_shnum = 1;
   std::memcpy(bytes.data(), &header, sizeof(header));
+  std::memcpy(bytes.data() + header.e_shoff, &section, sizeof(section));
   return bytes;
 }
 

@@ -9,8 +9,8 @@ cd "$(dirname "$0")/.."
 
 packages=(
   g++ cmake ninja-build git ccache clang-format
-  libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libsodium-dev libvalijson-dev libarchive-dev
-  libboost-context-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libsodium-dev libvalijson-dev
+  libboost-context-dev libgtest-dev libgmock-dev libbenchmark-dev libopenmpi-dev openmpi-bin
 )
 # One release for headers and NVRTC, so that two machines compile the same kernels.
 cuda_wheels=("nvidia-cuda-nvrtc==13.0.*" "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*")
