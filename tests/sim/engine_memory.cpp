@@ -100,17 +100,10 @@ void Engine::deliver_word_at(PendingStores& set, u32 position, bool only_eager) 
 
 void Engine::deliver_some() {
   u64 budget = std::max<u64>(1, 4 * pending_.cells / delivery_divisor_);
-  while (budget-- > 0 && !pending_.sets.empty()) {
-    PendingStores* set = pending_.sets[random_.below(pending_.sets.size())];
-    if (weak_drift_) {
-      deliver_word_at(*set, random_.below(set->size()), false);
-      continue;
-    }
-    if (pending_.eager_cells == 0) return;
-    for (std::size_t i = random_.below(pending_.sets.size()); set->eager_size() == 0; ++i) {
-      set = pending_.sets[i % pending_.sets.size()];
-    }
-    deliver_word_at(*set, random_.below(set->eager_size()), true);
+  const std::vector<PendingStores*>& sets = weak_drift_ ? pending_.sets : pending_.eager_sets;
+  for (; budget > 0 && !sets.empty(); --budget) {
+    PendingStores& set = *sets[random_.below(sets.size())];
+    deliver_word_at(set, random_.below(weak_drift_ ? set.size() : set.eager_size()), !weak_drift_);
   }
 }
 

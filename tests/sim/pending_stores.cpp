@@ -56,10 +56,7 @@ void PendingStores::build_index(std::size_t slots) {
 void PendingStores::put(const Cell& cell) {
   u32 position = position_of(cell.key);
   if (position == kNowhere) {
-    if (cells_.empty()) {
-      place_in_totals_ = static_cast<u32>(totals_->sets.size());
-      totals_->sets.push_back(this);
-    }
+    if (cells_.empty()) join(totals_->sets, &PendingStores::place_in_sets_);
     position = size();
     cells_.push_back({.key = cell.key});
     ++totals_->cells;
@@ -74,6 +71,7 @@ void PendingStores::put(const Cell& cell) {
   const bool was_eager = entry.eager != 0;
   entry.merge(cell);
   if (entry.eager != 0 && !was_eager) {
+    if (eager_ == 0) join(totals_->eager_sets, &PendingStores::place_in_eager_sets_);
     ++totals_->eager_cells;
     swap_cells(position, eager_++);
   }
@@ -95,6 +93,7 @@ void PendingStores::forget_slot(u64 key) {
 void PendingStores::make_passive(u32& position) {
   --totals_->eager_cells;
   swap_cells(position, --eager_);
+  if (eager_ == 0) leave(totals_->eager_sets, &PendingStores::place_in_eager_sets_);
   position = eager_;
 }
 
@@ -123,13 +122,19 @@ void PendingStores::erase(u32 position) {
   --totals_->cells;
 }
 
-void PendingStores::leave_totals() {
-  totals_->sets[place_in_totals_] = totals_->sets.back();
-  totals_->sets[place_in_totals_]->place_in_totals_ = place_in_totals_;
-  totals_->sets.pop_back();
+void PendingStores::join(std::vector<PendingStores*>& sets, u32 PendingStores::*place) {
+  this->*place = static_cast<u32>(sets.size());
+  sets.push_back(this);
+}
+
+void PendingStores::leave(std::vector<PendingStores*>& sets, u32 PendingStores::*place) {
+  sets[this->*place] = sets.back();
+  sets[this->*place]->*place = this->*place;
+  sets.pop_back();
 }
 
 void PendingStores::make_eager() {
+  if (eager_ == 0 && !empty()) join(totals_->eager_sets, &PendingStores::place_in_eager_sets_);
   totals_->eager_cells += size() - eager_;
   for (u32 position = eager_; position < size(); ++position)
     cells_[position].eager = static_cast<u8>(cells_[position].words());
@@ -138,7 +143,8 @@ void PendingStores::make_eager() {
 
 void PendingStores::clear() {
   if (cells_.empty()) return;
-  leave_totals();
+  leave(totals_->sets, &PendingStores::place_in_sets_);
+  if (eager_ != 0) leave(totals_->eager_sets, &PendingStores::place_in_eager_sets_);
   totals_->cells -= cells_.size();
   totals_->eager_cells -= eager_;
   if (indexed_) std::fill(index_.begin(), index_.end(), 0);

@@ -23,6 +23,7 @@ inline u32 byte_mask(u32 mask) {
 /// All sets of a world that hold something.
 struct PendingTotals {
   std::vector<PendingStores*> sets;
+  std::vector<PendingStores*> eager_sets;  ///< that hold an eager word
   u64 cells = 0;
   u64 eager_cells = 0;
 };
@@ -92,14 +93,16 @@ class PendingStores {
   void forget_slot(u64 key);
   void erase(u32 position);
   void make_passive(u32& position);
-  void leave_totals();
+  void join(std::vector<PendingStores*>& sets, u32 PendingStores::*place);
+  void leave(std::vector<PendingStores*>& sets, u32 PendingStores::*place);
 
   std::vector<Cell> cells_;
   u32 eager_ = 0;
-  u32 index_shift_ = 64;     // 64 - log2(slots)
-  std::vector<u32> index_;   // open addressing: position + 1, 0 where empty; a power of two
-  bool indexed_ = false;     // few cells are searched one by one
-  u32 place_in_totals_ = 0;  // in totals_->sets
+  u32 index_shift_ = 64;    // 64 - log2(slots)
+  std::vector<u32> index_;  // open addressing: position + 1, 0 where empty; a power of two
+  bool indexed_ = false;    // few cells are searched one by one
+  u32 place_in_sets_ = 0;   // of totals_
+  u32 place_in_eager_sets_ = 0;
   PendingTotals* totals_ = nullptr;
   PendingStores* outer_ = nullptr;
 };
