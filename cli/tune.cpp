@@ -152,16 +152,41 @@ TuningEntry entry_of(const Sweep& sweep) {
           choose(sweep.samples, kTolerance)};
 }
 
-void write_table(const std::filesystem::path& file, const TuningTable& table) {
-  // Beside it first: a table that is half written must not take the place of a good one.
-  const std::filesystem::path part = file.string() + ".part";
-  std::ofstream out(part, std::ios::binary | std::ios::trunc);
-  out << json::parse(table.to_json()).dump(2) << '\n';
-  out.close();
-  std::error_code error(out ? 0 : errno, std::generic_category());
-  if (out) std::filesystem::rename(part, file, error);
-  if (error || !out) throw Error(Code::kIo, fmt::format("cannot write '{}'", file.string()), error.message());
-}
+/// The table's file. Written beside its place first: half a table must not take the place of a good one. Opened before
+/// anything is measured, so that a wrong path costs no minutes.
+class TableFile {
+ public:
+  explicit TableFile(std::filesystem::path file) : file_(std::move(file)), part_(file_.string() + ".part") {
+    out_.open(part_, std::ios::binary | std::ios::trunc);
+    if (!out_) fail(std::error_code(errno, std::generic_category()));
+  }
+  TableFile(const TableFile&) = delete;
+  TableFile& operator=(const TableFile&) = delete;
+  ~TableFile() {
+    std::error_code ignored;
+    if (!done_) std::filesystem::remove(part_, ignored);
+  }
+
+  void write(const TuningTable& table) {
+    out_ << json::parse(table.to_json()).dump(2) << '\n';
+    out_.close();
+    if (!out_) fail(std::error_code(errno, std::generic_category()));
+    std::error_code error;
+    std::filesystem::rename(part_, file_, error);
+    if (error) fail(error);
+    done_ = true;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::error_code& error) const {
+    throw Error(Code::kIo, fmt::format("cannot write '{}'", file_.string()), error.message());
+  }
+
+  std::filesystem::path file_;
+  std::filesystem::path part_;
+  std::ofstream out_;
+  bool done_ = false;
+};
 
 std::string text_of(const std::vector<Sweep>& sweeps, const TuningTable& table, const std::filesystem::path& out) {
   constexpr auto kRight = Table::Align::kRight;
@@ -217,6 +242,7 @@ int tune(const Arguments& arguments, bool as_json) {
   std::vector<std::int64_t> usual;
   for (std::int64_t count = 1; count <= 8192; count *= 2) usual.push_back(count);
   const std::vector<std::int64_t> tokens = chosen_tokens(deployment, arguments.tokens, usual);
+  TableFile out(arguments.out);
   const gpu::DeviceContext context;
   const std::vector<BenchShape> shapes = representatives(chosen_shapes(deployment, {}, current_arch()));
   std::vector<KernelSpec> kernels;
@@ -244,7 +270,7 @@ int tune(const Arguments& arguments, bool as_json) {
       if (!sweeps.back().samples.empty()) table.entries.push_back(entry_of(sweeps.back()));
     }
   }
-  write_table(arguments.out, table);
+  out.write(table);
   if (as_json) {
     print_document(document_of(sweeps, table, arguments.out));
   } else {
