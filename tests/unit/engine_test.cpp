@@ -118,7 +118,12 @@ TEST_F(Engine, ADamagedEntryIsCompiledAgainAndReplaced) {
     const auto size = fs::file_size(file);
     fs::resize_file(file, size / 2);
     EXPECT_EQ(build({specs_[0]}).compiled, 1) << file;
-    EXPECT_EQ(fs::file_size(file), size) << file;
+    // The other file holds times, whose digits differ from one compilation to the next.
+    if (file.extension() == ".cubin") {
+      EXPECT_EQ(fs::file_size(file), size) << file;
+    } else {
+      EXPECT_GT(fs::file_size(file), size / 2) << file;
+    }
     EXPECT_EQ(build({specs_[0]}).hits, 1) << file;
   }
 }
