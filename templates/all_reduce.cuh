@@ -236,8 +236,10 @@ COMMFUSE_DEVICE void all_reduce_two_shot(const AllReduceParams& params) {
     const Vec16 facts = sendable(epilogue.complete_row(token, fetched, y));
     COMMFUSE_UNROLL
     for (u32 k = 0; k < kCount; ++k) y[k] = sendable(y[k]);
+    // A thread that gave up sends nothing: its peers then miss its vectors and give up too, instead of taking a row
+    // made of what memory happened to hold for a result.
     COMMFUSE_UNROLL
-    for (u32 step = 1; step < kRanks; ++step) {
+    for (u32 step = 1; step < kRanks && !call.gave_up(); ++step) {
       const u32 to = rotation.peer<kRanks>(step);
       Vec16* slot = rotation.slot(to, layout.finished(Rotation::sender_index(params.rank, to), row));
       COMMFUSE_UNROLL

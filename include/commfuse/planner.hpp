@@ -28,7 +28,7 @@ struct Geometry {
 /// The geometries that a kernel of this shape (its `threads` and `cluster` are not looked at) is compiled with: first
 /// the one for few tokens, which spreads a row over a cluster so that many SMs share its loads, then, where it differs,
 /// the one for many tokens. A plan takes one of them by the number of tokens. Results do not depend on it: the order of
-/// every sum is fixed by the hidden size alone (templates/device/row_sum.cuh).
+/// every sum is fixed by the hidden size alone (templates/device/row_reduce.cuh).
 [[nodiscard]] std::vector<Geometry> geometries(const KernelSpec& shape);
 
 /// Blocks of such a kernel that one SM can hold at once, as its launch bounds promise to the compiler; the loader

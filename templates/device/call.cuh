@@ -13,7 +13,10 @@ constexpr u32 kRoundsPerCheck = 256;
 /// rather than through shared memory: no barrier lies between the start of the kernel and its first push.
 class Call {
  public:
-  /// Returns false if the call must end at once (an earlier one failed, or it was prepared for another generation).
+  /// Returns false if the call must end at once (the workspace has stopped, or the call was prepared for another
+  /// generation): to all threads of the call or to none, because what decides does not change while it runs. Part of a
+  /// block or cluster that left would be missed by shuffles and by writes into its shared memory. A failure that
+  /// happens meanwhile therefore does not end the call here; the call goes through all its steps without waiting.
   COMMFUSE_DEVICE bool begin(const AllReduceParams& params) {
     control_ = params.control;
     mailbox_ = params.mailbox;
@@ -25,9 +28,10 @@ class Call {
     dirty_bytes_ = first.word[2] | static_cast<u64>(first.word[3]) << 32;
     const u32 failed = second.word[1];
     const u32 generation = second.word[2];
-    gave_up_ = false;
+    const u32 stopped = second.word[3];
+    gave_up_ = failed != 0;
     deadline_ns_ = 0;
-    if (failed != 0) return false;
+    if (stopped != 0) return false;
     if (generation != params.generation) {
       fail(DeviceStatus::kStale, params.rank, 0);
       return false;
@@ -38,6 +42,7 @@ class Call {
   COMMFUSE_DEVICE u64 epoch() const { return epoch_; }
   /// Bytes that the previous call's peers wrote into the buffer that this call clears.
   COMMFUSE_DEVICE u64 dirty_bytes() const { return dirty_bytes_; }
+  /// This thread holds vectors that never arrived: nothing that it makes of them may be sent.
   COMMFUSE_DEVICE bool gave_up() const { return gave_up_; }
 
   /// Tells that this block's threads have all read the control structure. Call it after a block barrier, from one
@@ -51,6 +56,8 @@ class Call {
     if (ticket_ != ptx::block_count() - 1) return;
     ptx::store_weak(&control_->dirty_bytes, dirty_bytes);
     ptx::store_weak(&control_->arrived, 0u);
+    // A failure that this thread did not see is seen by all threads when the next call begins.
+    if (gave_up_) ptx::store_weak(&control_->stopped, 1u);
     ptx::store_weak(&control_->epoch, epoch_ + 1);
   }
 

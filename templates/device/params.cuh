@@ -35,9 +35,10 @@ struct alignas(64) Control {
   u64 epoch;        ///< calls completed; the rotation buffer of the next call is epoch % 3
   u64 dirty_bytes;  ///< bytes of rotation buffer (epoch + 2) % 3 that the last call's peers wrote, from its start
   u32 arrived;      ///< blocks of the running call that have read this structure
-  u32 failed;       ///< DeviceStatus of the first failed call; every later call returns at once
+  u32 failed;       ///< DeviceStatus of the first failed call; may change while a call runs, so it only ends waits
   u32 generation;   ///< set by the host; calls carry the generation they were prepared for
-  u32 reserved[9];
+  u32 stopped;      ///< non-zero after a failed call: calls return at once. Changes between calls only
+  u32 reserved[8];
 };
 
 /// Options of one call, in AllReduceParams::flags.

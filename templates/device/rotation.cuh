@@ -6,22 +6,18 @@
 //
 // Which values can be sent. 0xffffffff is two NaNs (fp16, bf16) or one (fp32). A sender that holds exactly this word
 // sends 0xfffffffe instead, still NaNs, one payload bit aside. Everything else, -0.0 and subnormals included, arrives
-// bit for bit. Quantised payloads must not produce the word by themselves (quant.cuh says how).
+// bit for bit.
 //
-// Why three buffers are enough. Call n uses buffer n mod 3 and, on the side, empties buffer (n + 2) mod 3 = (n - 1) mod
-// 3, the one of the call before. In every call every rank receives something, directly or through a token's owner, that
-// could only be sent after each other rank had begun that call (the precondition each kernel must keep; it is why calls
-// without tokens do not launch and why ranks without tokens still exchange). So:
-//   - a rank that is in call n knows that every rank has begun call n - 1's successor chain up to n - 1, hence
-//   completed
-//     n - 2: nobody is more than one call behind or ahead of anybody;
-//   - a peer writes our buffer n mod 3 earliest in its call n, which it begins after it completed call n - 1, in which
-//   it
-//     received what we sent in our call n - 1, which we began after our call n - 2 had completed. That call emptied
-//     buffer (n - 3) mod 3 = n mod 3 (the data of call n - 3). So the buffer is empty when the peer writes;
-//   - we empty buffer (n - 1) mod 3 in call n, after our call n - 1 had completed, that is after every word that
-//   anybody
-//     sends into it had arrived and been read. So nothing is lost.
+// Why three buffers are enough. Call n uses buffer n mod 3 and, on the side, empties buffer (n - 1) mod 3, the one of
+// the call before. In every call every rank receives something, directly or through a token's owner, that could only be
+// sent after each other rank had begun that call (the precondition each kernel must keep; it is why calls without
+// tokens do not launch). A rank begins a call after its own call before has completed. So a rank that has completed
+// call n knows that every rank has begun call n, hence completed call n - 1. From this:
+//   - A peer writes our buffer n mod 3 in its call n, that is after it completed call n - 1, in which it received what
+//     we sent in our call n - 1, which we began after our call n - 2 had completed. That call emptied buffer
+//     (n - 3) mod 3 = n mod 3 of the data of call n - 3. So the buffer is empty when the peer writes.
+//   - We empty buffer (n - 1) mod 3 in call n, after our call n - 1 has completed, that is after every word sent into
+//     it had arrived and been read. So nothing is lost.
 // With two buffers the peer's first write and our emptying could meet; with three they are one call apart.
 // A call of many tokens empties its slots itself, each thread right after it has read one: the line is still in the L2,
 // so emptying it costs no memory traffic, and the call after has nothing to do (dirty size 0). It is done earlier than

@@ -367,13 +367,19 @@ TEST_F(AllReduceOnGpu, ARankThatNeverCallsMakesTheOthersTimeOutAndSayWhom) {
   const KernelSet set = KernelSet::warm_up(kernels_of({spec}));
   Ranks ranks(3, bytes_for(kernels_of({spec}), 8), std::chrono::milliseconds(300));
   GroupOperation operation(set, ranks, kind_of(spec));
-  PlacedCase placed(reference::make_case(spec, 8, Values::kNormal, 3));
-  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+  struct Call {
+    Algorithm algorithm;
+    std::int64_t tokens;
+  };
+  // One token in two-shot: rank 1 owns nothing and hears from rank 0 only, which waits for the missing one.
+  for (const auto& [algorithm, tokens] : {Call{Algorithm::kOneShot, 8}, Call{Algorithm::kTwoShot, 8},
+                                          Call{Algorithm::kOneShot, 1}, Call{Algorithm::kTwoShot, 1}}) {
+    PlacedCase placed(reference::make_case(spec, tokens, Values::kNormal, 3));
     LaunchOptions options = options_of(placed.data());
     options.algorithm = algorithm;
     const auto before = std::chrono::steady_clock::now();
     for (const int rank : {0, 1}) {
-      ASSERT_TRUE(operation.rank(rank).launch(placed.tensors(rank), 8, options, ranks.stream(rank)).ok());
+      ASSERT_TRUE(operation.rank(rank).launch(placed.tensors(rank), tokens, options, ranks.stream(rank)).ok());
     }
     EXPECT_NE(ranks.synchronise(), "");
     EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(3));
@@ -386,13 +392,13 @@ TEST_F(AllReduceOnGpu, ARankThatNeverCallsMakesTheOthersTimeOutAndSayWhom) {
         EXPECT_EQ(failure.awaited_rank, 2) << failure.text();
       }
       // Later calls are refused, not queued.
-      EXPECT_EQ(operation.rank(rank).launch(placed.tensors(rank), 8, options, ranks.stream(rank)).code, Code::kTimeout);
+      EXPECT_EQ(operation.rank(rank).launch(placed.tensors(rank), tokens, options, ranks.stream(rank)).code,
+                Code::kTimeout);
     }
     ranks.group().reset();
     ASSERT_EQ(operation.launch(placed, options), "");
     EXPECT_EQ(ranks.synchronise(), "");
     EXPECT_EQ(placed.check(), "");
-    placed.restore();
   }
 }
 

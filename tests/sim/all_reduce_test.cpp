@@ -4,6 +4,7 @@
 #include "commfuse/planner.hpp"
 #include "sim/kernels/list.hpp"
 #include "sim/kernels/run.hpp"
+#include "sim/kernels/test_names.hpp"
 
 namespace commfuse::sim {
 namespace {
@@ -23,8 +24,6 @@ std::vector<KernelSpec> kernels_where(Predicate predicate) {
   }
   return found;
 }
-
-std::string name_of_case(const ::testing::TestParamInfo<KernelSpec>& info) { return info.param.name(); }
 
 // ---- protocol: many calls of changing size, many executions ---------------------------------------------------------
 

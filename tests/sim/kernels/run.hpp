@@ -28,4 +28,10 @@ struct SimulatedCall {
 /// nothing does. Throws sim::Failure for what the simulator itself finds.
 [[nodiscard]] std::string run_calls(const std::vector<SimulatedCall>& calls, const Options& options);
 
+/// The same with one rank that never calls, kernels that wait at most `timeout_ns`, and no look at the results: what
+/// the mailbox of each rank says afterwards.
+[[nodiscard]] std::vector<device::HostMailbox> run_without_rank(const std::vector<SimulatedCall>& calls,
+                                                                std::uint32_t absent, std::uint64_t timeout_ns,
+                                                                const Options& options);
+
 }  // namespace commfuse::sim
