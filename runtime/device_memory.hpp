@@ -31,6 +31,8 @@ class DeviceBuffer {
     return reinterpret_cast<T*>(pointer_);
   }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  /// Gives up ownership: the memory stays until the context goes.
+  void abandon() noexcept { pointer_ = 0; }
 
   /// Fills with a repeated 32-bit word / copies; return when done. `bytes` from the start of the buffer.
   void fill(std::uint32_t word);

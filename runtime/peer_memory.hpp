@@ -54,6 +54,14 @@ class OwnMemory {
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
   /// Once all peers have it.
   void close_descriptor() { descriptor_ = Descriptor(); }
+  /// To be called where peers may still have it mapped. Physical memory behind descriptors lives as long as any
+  /// mapping; memory that was opened by IPC handle may not be freed before the last peer has closed it, so it is kept
+  /// until the context goes. True if it had to be kept.
+  bool leave_to_peers() noexcept {
+    const bool kept = buffer_.pointer() != 0;
+    buffer_.abandon();
+    return kept;
+  }
 
  private:
   // Only one of the two holds memory.

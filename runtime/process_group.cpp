@@ -46,6 +46,11 @@ struct ProcessGroup::State {
       exchange.barrier(runtime::kFarewell);
     } catch (const std::exception& error) {
       log(LogLevel::kInfo, error.what());
+      if (workspace->leave_memory_to_peers()) {
+        log(LogLevel::kWarning,
+            "a group's rotation buffers are kept until the context goes: not all ranks said that "
+            "they have closed their mappings of them");
+      }
     }
     workspace.reset();
   }

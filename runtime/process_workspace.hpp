@@ -35,6 +35,8 @@ class ProcessWorkspace final : public WorkspaceState {
     peer_buffer_[rank_] = own_.pointer();
   }
   void close_mappings() noexcept { peers_.clear(); }
+  /// See OwnMemory::leave_to_peers.
+  bool leave_memory_to_peers() noexcept { return own_.leave_to_peers(); }
 
  private:
   DeviceBuffer control_memory_;

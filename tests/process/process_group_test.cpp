@@ -263,6 +263,16 @@ TEST_F(ProcessGroups, LeavingDoesNotWaitForARankThatDied) {
   expect_all(texts, "made vmm_descriptor | vmm_descriptor works on all ranks | 3\n");
 }
 
+// A rank that stops before it has closed its mappings may still write through them.
+TEST_F(ProcessGroups, MemoryOpenedByIpcIsKeptWhereAPeerHasNotClosedIt) {
+  auto texts = run({{}, {}, {{"COMMFUSE_TEST_KILL=cuIpcCloseMemHandle"}, false}}, MemoryKind::kLegacyIpc);
+  texts.pop_back();
+  for (const std::string& text : texts) {
+    EXPECT_NE(text.find("made legacy_ipc"), std::string::npos) << text;
+    EXPECT_NE(text.find("left behind 1 objects of the driver"), std::string::npos) << text;
+  }
+}
+
 }  // namespace
 }  // namespace commfuse
 
