@@ -16,8 +16,8 @@ namespace {
 /// Start of a rotation buffer: a whole number of L2 lines.
 constexpr std::uint64_t kBufferAlignment = 256;
 constexpr std::uint32_t kEmpty = 0xffffffffU;
-/// After the rotation buffers: one slot per sender for the words of the self-test. At the end, so that a mapping that
-/// is too short shows.
+/// After the rotation buffers and the signals: one slot per sender for the words of the self-test. At the end, so that
+/// a mapping that is too short shows.
 constexpr std::size_t kSlotBytes = 64;
 constexpr std::size_t kSlotsBytes = kSlotBytes * device::kMaxWorldSize;
 /// What `sender` writes into the memory of the rank with that nonce. Another memory or another sender shows.
@@ -290,13 +290,13 @@ void GroupCreation::check_words(const OwnMemory& own, std::uint64_t nonce) const
                 "The driver offers access between these GPUs and it does not work; often an IOMMU or PCIe access "
                 "control setting is the reason");
   }
-  fill(own, rotation_bytes_ * 3, kSlotsBytes);
+  fill(own, shared_memory_bytes(rotation_bytes_), kSlotsBytes);
 }
 
 std::uint64_t GroupCreation::slot(int sender) const noexcept {
-  return rotation_bytes_ * 3 + kSlotBytes * static_cast<std::uint64_t>(sender);
+  return shared_memory_bytes(rotation_bytes_) + kSlotBytes * static_cast<std::uint64_t>(sender);
 }
 
-std::size_t GroupCreation::memory_bytes() const noexcept { return rotation_bytes_ * 3 + kSlotsBytes; }
+std::size_t GroupCreation::memory_bytes() const noexcept { return shared_memory_bytes(rotation_bytes_) + kSlotsBytes; }
 
 }  // namespace commfuse::runtime

@@ -24,7 +24,7 @@ class LoopbackWorkspace final : public runtime::WorkspaceState {
                       kBufferAlignment;
     timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
     caps_ = caps;
-    buffers_ = runtime::DeviceBuffer(rotation_bytes_ * 3);
+    buffers_ = runtime::DeviceBuffer(runtime::shared_memory_bytes(rotation_bytes_));
     control_ = control_memory_.as<device::Control>();
     mailbox_ = static_cast<device::HostMailbox*>(mailbox_memory_.host());
     device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());

@@ -9,6 +9,11 @@
 
 namespace commfuse::runtime {
 
+/// The memory of a rank that its peers map: three rotation buffers and the signals behind them.
+[[nodiscard]] constexpr std::uint64_t shared_memory_bytes(std::uint64_t rotation_bytes) noexcept {
+  return 3 * rotation_bytes + sizeof(device::PeerSignals);
+}
+
 /// The common part of every workspace: addresses and the mailbox. How the memory came to be is the derived class's
 /// affair.
 class WorkspaceState : public Workspace {

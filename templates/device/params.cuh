@@ -41,6 +41,14 @@ struct alignas(64) Control {
   u32 reserved[8];
 };
 
+/// Words that peers write into this rank's memory, behind its three rotation buffers (peer_buffer[rank] + 3 *
+/// rotation_bytes). All of it is 0xff in the beginning, as the rotation buffers are; -1 is smaller than any number that
+/// is ever sent. Each word has one writer, the rank whose index it bears, and only ever grows.
+struct alignas(128) PeerSignals {
+  i64 started[kMaxWorldSize];   ///< direct calls: number of the last call whose tensors that rank lets us touch
+  i64 finished[kMaxWorldSize];  ///< direct calls: number of the last call in which that rank is done with our tensors
+};
+
 /// Options of one call, in AllReduceParams::flags.
 enum CallFlag : u32 {
   kTriggerEarly = 1u << 0,      ///< let the dependent kernel start at once
@@ -85,6 +93,7 @@ struct AllReduceParams {
 
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
 static_assert(sizeof(Control) == 64, "control layout");
+static_assert(sizeof(PeerSignals) == 256, "signal layout");
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; there the size stands for it, and the loader asks for the layout
 static_assert(__builtin_offsetof(AllReduceParams, rotation_bytes) == 32, "parameter layout");
 static_assert(__builtin_offsetof(AllReduceParams, peer_buffer) == 64, "parameter layout");

@@ -45,8 +45,9 @@ class Run {
     rotation_bytes_ = (std::max<std::uint64_t>(rotation_bytes_, 1) + 255) / 256 * 256;
     for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
       Rank made;
-      made.buffers = world_.allocate<std::uint8_t>(rank, rotation_bytes_ * 3, "rotation buffers");
-      world_.memset(made.buffers, 0xff, rotation_bytes_ * 3);
+      const std::uint64_t shared = rotation_bytes_ * 3 + sizeof(device::PeerSignals);
+      made.buffers = world_.allocate<std::uint8_t>(rank, shared, "rotation buffers");
+      world_.memset(made.buffers, 0xff, shared);
       made.control = world_.allocate<device::Control>(rank, 1, "control");
       world_.memset(made.control, 0, sizeof(device::Control));
       made.mailbox = world_.allocate_host<device::HostMailbox>(1, "mailbox");
