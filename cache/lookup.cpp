@@ -95,7 +95,7 @@ Lookup read_entry(const Layer& layer, std::string_view key, std::string_view sig
   if (check.result == CubinCheck::Result::kWrongArch) return miss(Miss::kWrongArch, layer, cubin_file, check.detail);
 
   Lookup found;
-  found.hit = Hit{std::move(cubin.bytes), std::move(json.bytes), layer.path()};
+  found.hit = Hit{std::move(cubin.bytes), std::move(json.bytes), layer.path(), std::move(metadata.cubin_sha256)};
   return found;
 }
 

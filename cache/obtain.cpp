@@ -11,6 +11,7 @@
 
 #include "cache/flights.hpp"
 #include "cache/locks.hpp"
+#include "cache/sha256.hpp"
 
 namespace commfuse::cache {
 namespace {
@@ -122,6 +123,7 @@ class Campaign {
     }
     result.origin = Origin::kHit;
     result.cubin = std::move(found.hit->cubin);
+    result.cubin_sha256 = std::move(found.hit->cubin_sha256);
     result.metadata_json = std::move(found.hit->metadata_json);
     return true;
   }
@@ -189,6 +191,7 @@ class Campaign {
     }
     result.origin = origin;
     result.cubin = landing.value->cubin;
+    result.cubin_sha256 = sha256_hex(result.cubin);
     result.facts_json = landing.value->facts_json;
     result.publication = store_.publish(wanted.key, wanted.signature_json, result.cubin, result.facts_json);
   }

@@ -36,6 +36,7 @@ enum class Origin : int {
 struct Obtained {
   Origin origin = Origin::kFailed;
   std::string cubin;
+  std::string cubin_sha256;   ///< 64 hexadecimal digits; empty for kFailed
   std::string metadata_json;  ///< for kHit: the entry's .json
   std::string facts_json;     ///< for kCompiled and kShared
   Lookup miss;                ///< why it was not found at first; meaningless for kHit at the first look
@@ -59,8 +60,7 @@ struct ObtainOptions {
 /// list.
 ///
 /// @param compile  called with an index into `wanted`, from up to `jobs` threads at a time, the caller's among them.
-/// What
-///                 it throws goes to Obtained::error of that kernel alone, and nothing of it is remembered
+///                 What it throws goes to Obtained::error of that kernel alone, and nothing of it is remembered
 /// @param done     called after each kernel, from one thread at a time; may be empty
 [[nodiscard]] std::vector<Obtained> obtain(const Store& store, std::span<const Wanted> wanted,
                                            const std::function<Compiled(std::size_t index)>& compile,

@@ -43,6 +43,7 @@ struct Hit {
   std::string cubin;
   std::string metadata_json;     ///< the whole .json file of the entry (format: entry.hpp)
   std::filesystem::path origin;  ///< the layer it came from
+  std::string cubin_sha256;      ///< 64 hexadecimal digits, checked; not set by those who put an entry together
 };
 
 struct Lookup {

@@ -149,25 +149,22 @@ AllReduce::AllReduce(const KernelSet& kernels, Workspace& workspace, const AllRe
   shape = shape.normalised();
   kind_.gamma_dtype = shape.gamma_dtype;
   kind_.residual_scattered = shape.residual_scattered;
-  // An algorithm that the deployment left out is one that this operation does not choose.
-  std::string missing;
+  std::vector<KernelSpec> alternatives;
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
     shape.algorithm = algorithm;
     for (const Geometry& geometry : geometries(shape)) {
       shape.threads = geometry.threads;
       shape.cluster = geometry.cluster;
       shape.validate();
-      if (const KernelImage* image = kernels.find(shape)) {
-        specs_.push_back(shape);
-        images_.push_back(image);
-      } else if (missing.empty()) {
-        missing = shape.name();
-      }
+      alternatives.push_back(shape);
     }
   }
-  if (specs_.empty()) {
-    throw Error(Code::kNotWarmed, fmt::format("cannot prepare all-reduce kernel '{}'", missing),
-                "it is not in the kernel set", "add its pattern, type, hidden size and options to the deployment file");
+  // An algorithm that the deployment left out is one that this operation does not choose.
+  const std::vector<const KernelImage*> found = kernels.find_or_build(alternatives);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i] == nullptr) continue;
+    specs_.push_back(alternatives[i]);
+    images_.push_back(found[i]);
   }
 }
 

@@ -181,6 +181,7 @@ class Build {
       if (!found && !found.detail.empty()) log(LogLevel::kInfo, found.detail);
       if (!found) continue;
       report(i).milliseconds = milliseconds_since(start);
+      report(i).cubin_sha256 = found.hit->cubin_sha256;
       finish(i, KernelOrigin::kCache, found.hit->cubin.size());
       if (keep_cubins_) result_.kernels[i].cubin = std::move(found.hit->cubin);
       return;
@@ -228,6 +229,7 @@ class Build {
     if (one.origin == cache::Origin::kFailed) return fail(i, one.error);
     // What became of storing it does not matter here: the store has warned, and the kernel is in hand.
     if (one.origin != cache::Origin::kHit && !one.publication.stored()) log(LogLevel::kDebug, one.publication.detail);
+    report(i).cubin_sha256 = one.cubin_sha256;
     finish(i, one.origin == cache::Origin::kCompiled ? KernelOrigin::kCompiled : KernelOrigin::kCache,
            one.cubin.size());
   }

@@ -89,8 +89,8 @@ struct LaunchOptions {
 /// kernel set and the workspace, which must outlive it. One thread at a time.
 class AllReduce {
  public:
-  /// Throws Error(kNotWarmed) naming the kernel if `kernels` does not hold it, Error(kInvalidArgument) for a kind that
-  /// no kernel can have.
+  /// If `kernels` holds none that can do it, they are built here, or Error(kNotWarmed) names one: as KernelSet::seal
+  /// was told. Throws Error(kInvalidArgument) for a kind that no kernel can have.
   AllReduce(const KernelSet& kernels, Workspace& workspace, const AllReduceKind& kind);
 
   /// Puts the call on the stream and returns; every rank of the group must make the same call. kInvalidArgument names
