@@ -38,6 +38,7 @@ namespace commfuse::runtime {
   X(cuMemGetInfo, 3020, kRequired)                                \
   X(cuMemAlloc, 3020, kRequired)                                  \
   X(cuMemFree, 3020, kRequired)                                   \
+  X(cuMemGetAddressRange, 3020, kRequired)                        \
   X(cuMemcpyHtoD, 3020, kRequired)                                \
   X(cuMemcpyDtoH, 3020, kRequired)                                \
   X(cuMemcpyDtoD, 3020, kRequired)                                \
@@ -96,7 +97,9 @@ namespace commfuse::runtime {
   X(cuMemUnmap, 10020, kRequired)                                 \
   X(cuMemSetAccess, 10020, kRequired)                             \
   X(cuMemExportToShareableHandle, 10020, kRequired)               \
-  X(cuMemImportFromShareableHandle, 10020, kRequired)
+  X(cuMemImportFromShareableHandle, 10020, kRequired)             \
+  X(cuMemRetainAllocationHandle, 11000, kRequired)                \
+  X(cuMemGetAllocationPropertiesFromHandle, 10020, kRequired)
 
 /// The oldest driver that loads our kernels (cuLibraryLoadData).
 inline constexpr int kMinDriverVersion = 12000;

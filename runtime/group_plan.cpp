@@ -17,6 +17,8 @@ std::string_view to_string(MemoryKind kind) noexcept {
       return "vmm_descriptor";
     case MemoryKind::kLegacyIpc:
       return "legacy_ipc";
+    case MemoryKind::kVmmFabric:
+      return "vmm_fabric";
   }
   return "unknown";
 }
@@ -26,7 +28,7 @@ namespace {
 
 constexpr std::size_t kMaxText = 2000;
 
-std::string making(const std::string& group) { return fmt::format("cannot share memory in group '{}'", group); }
+std::string making(const std::string& group) { return "cannot " + sharing_purpose(group); }
 
 const Outcome& first_failure(std::span<const Outcome> ranks) {
   return *std::find_if(ranks.begin(), ranks.end(), [](const Outcome& outcome) { return outcome.code != Code::kOk; });
@@ -85,6 +87,7 @@ Blob RankDevice::write() const {
   ByteWriter writer;
   writer.raw(uuid);
   writer.integer(static_cast<std::uint32_t>(sm_count));
+  writer.integer(static_cast<std::uint8_t>(has_fabric));
   return writer.take();
 }
 
@@ -93,6 +96,7 @@ RankDevice RankDevice::read(std::span<const std::byte> blob) {
   RankDevice device;
   const auto uuid = reader.raw(device.uuid.size());
   device.sm_count = static_cast<int>(reader.integer<std::uint32_t>());
+  device.has_fabric = reader.integer<std::uint8_t>() != 0;
   if (!reader.is_finished() || device.sm_count < 1) {
     throw Error(Code::kInvalidInput, "cannot read a peer's description of its device", "it does not follow the format",
                 "Start the same build on all ranks");
@@ -112,19 +116,49 @@ DeviceCaps common_caps(std::span<const RankDevice> devices) {
   return caps;
 }
 
-void require_one_host(const Exchange& exchange) {
+namespace {
+
+/// The first rank that runs on another host than rank 0; 0 if there is none.
+int first_elsewhere(const Exchange& exchange) {
   for (int rank = 1; rank < exchange.size(); ++rank) {
-    if (exchange.host(rank).host == exchange.host(0).host) continue;
-    throw Error(Code::kUnsupported, making(exchange.group()),
-                fmt::format("rank 0 runs on host {} and rank {} on host {}; memory is shared within one host only",
-                            exchange.host(0).name, rank, exchange.host(rank).name),
-                "Make one group per host (Exchange::split)");
+    if (exchange.host(rank).host != exchange.host(0).host) return rank;
+  }
+  return 0;
+}
+
+Error hosts_error_for(const Exchange& exchange, const std::string& reason) {
+  const int rank = first_elsewhere(exchange);
+  return Error(Code::kUnsupported, making(exchange.group()),
+               fmt::format("rank 0 runs on host {} and rank {} on host {}; memory is shared between hosts by fabric "
+                           "handles only, and {}",
+                           exchange.host(0).name, rank, exchange.host(rank).name, reason),
+               "Make one group per host (Exchange::split), or use GPUs of one NVLink domain with the IMEX service");
+}
+
+}  // namespace
+
+bool is_one_host(const Exchange& exchange) { return first_elsewhere(exchange) == 0; }
+
+Error hosts_error(const Exchange& exchange, std::span<const Outcome> ranks) {
+  return hosts_error_for(exchange, failures_text(ranks));
+}
+
+void require_fabric(const Exchange& exchange, MemoryKind asked, std::span<const RankDevice> devices) {
+  if (asked != MemoryKind::kAuto && asked != MemoryKind::kVmmFabric) {
+    throw hosts_error_for(exchange, fmt::format("{} was asked for", to_string(asked)));
+  }
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    if (!devices[rank].has_fabric) throw hosts_error_for(exchange, fmt::format("the GPU of rank {} has none", rank));
   }
 }
 
-std::vector<MemoryKind> kinds_to_try(MemoryKind asked) {
-  if (asked == MemoryKind::kAuto) return {MemoryKind::kVmmDescriptor, MemoryKind::kLegacyIpc};
-  return {asked};
+std::vector<MemoryKind> kinds_to_try(MemoryKind asked, bool is_one_host, std::span<const RankDevice> devices) {
+  if (asked != MemoryKind::kAuto) return {asked};
+  if (!is_one_host) return {MemoryKind::kVmmFabric};
+  if (std::all_of(devices.begin(), devices.end(), [](const RankDevice& device) { return device.has_fabric; })) {
+    return {MemoryKind::kVmmDescriptor, MemoryKind::kVmmFabric, MemoryKind::kLegacyIpc};
+  }
+  return {MemoryKind::kVmmDescriptor, MemoryKind::kLegacyIpc};
 }
 
 const Attempt* chosen(std::span<const Attempt> attempts) noexcept {
@@ -155,10 +189,12 @@ Error no_kind_error(const std::string& group, std::span<const Attempt> attempts)
   return Error(first.code, making(group), reason_of(attempts), std::move(remedy));
 }
 
-Error step_error(const std::string& group, std::span<const Outcome> ranks) {
+Error step_error(const std::string& purpose, std::span<const Outcome> ranks) {
   const Outcome& first = first_failure(ranks);
-  return Error(first.code, making(group), failures_text(ranks), first.remedy);
+  return Error(first.code, "cannot " + purpose, failures_text(ranks), first.remedy);
 }
+
+std::string sharing_purpose(const std::string& group) { return fmt::format("share memory in group '{}'", group); }
 
 }  // namespace runtime
 }  // namespace commfuse

@@ -38,6 +38,7 @@ using DeviceUuid = std::array<std::byte, 16>;
 struct RankDevice {
   DeviceUuid uuid{};
   int sm_count = 0;
+  bool has_fabric = false;  ///< its memory can be shared by fabric handle
 
   [[nodiscard]] Blob write() const;
   /// Throws Error(kInvalidInput).
@@ -47,11 +48,16 @@ struct RankDevice {
 /// The same for all ranks, so that all plan alike: the fewest SMs, and the most ranks on one device.
 [[nodiscard]] DeviceCaps common_caps(std::span<const RankDevice> devices);
 
-/// Throws Error(kUnsupported) where the ranks are not all under one kernel.
-void require_one_host(const Exchange& exchange);
+/// All ranks are under one kernel.
+[[nodiscard]] bool is_one_host(const Exchange& exchange);
+/// Ranks of several hosts, and why that does not work, as far as the ranks said.
+[[nodiscard]] Error hosts_error(const Exchange& exchange, std::span<const Outcome> ranks);
+/// Throws Error(kUnsupported) where ranks of several hosts cannot share memory by fabric handle.
+void require_fabric(const Exchange& exchange, MemoryKind asked, std::span<const RankDevice> devices);
 
 /// The kinds to try, in order.
-[[nodiscard]] std::vector<MemoryKind> kinds_to_try(MemoryKind asked);
+[[nodiscard]] std::vector<MemoryKind> kinds_to_try(MemoryKind asked, bool is_one_host,
+                                                   std::span<const RankDevice> devices);
 /// What became of one kind.
 struct Attempt {
   MemoryKind kind = MemoryKind::kAuto;
@@ -62,7 +68,8 @@ struct Attempt {
 [[nodiscard]] std::string reason_of(std::span<const Attempt> attempts);
 /// Where none worked.
 [[nodiscard]] Error no_kind_error(const std::string& group, std::span<const Attempt> attempts);
-/// A step that has no alternative failed on some rank.
-[[nodiscard]] Error step_error(const std::string& group, std::span<const Outcome> ranks);
+/// A step that has no alternative failed on some rank. `purpose` stands after "cannot".
+[[nodiscard]] Error step_error(const std::string& purpose, std::span<const Outcome> ranks);
+[[nodiscard]] std::string sharing_purpose(const std::string& group);
 
 }  // namespace commfuse::runtime

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "commfuse/workspace.hpp"
 #include "runtime/device_memory.hpp"
@@ -11,17 +12,13 @@
 namespace commfuse {
 namespace {
 
-/// Start of a rotation buffer: a whole number of L2 lines.
-constexpr std::uint64_t kBufferAlignment = 256;
-
 class LoopbackWorkspace final : public runtime::WorkspaceState {
  public:
   LoopbackWorkspace(int rank, int world_size, const WorkspaceOptions& options, const DeviceCaps& caps)
       : control_memory_(sizeof(device::Control)), mailbox_memory_(sizeof(device::HostMailbox)) {
     rank_ = rank;
     world_size_ = world_size;
-    rotation_bytes_ = (std::max<std::uint64_t>(options.rotation_bytes, 1) + kBufferAlignment - 1) / kBufferAlignment *
-                      kBufferAlignment;
+    rotation_bytes_ = runtime::rounded_rotation_bytes(options.rotation_bytes);
     timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
     caps_ = caps;
     buffers_ = runtime::DeviceBuffer(runtime::shared_memory_bytes(rotation_bytes_));
@@ -32,7 +29,7 @@ class LoopbackWorkspace final : public runtime::WorkspaceState {
   }
 
   void reset() {
-    buffers_.fill(0xffffffffU);
+    buffers_.fill(runtime::kEmptyWord);
     control_memory_.fill(0);
     std::memset(mailbox_, 0, sizeof(*mailbox_));
   }
@@ -48,6 +45,8 @@ class LoopbackWorkspace final : public runtime::WorkspaceState {
 
 struct LoopbackGroup::State {
   std::vector<std::unique_ptr<LoopbackWorkspace>> ranks;
+  std::map<std::uint64_t, std::vector<runtime::DeviceBuffer>> buffers;  ///< by id; empty for the caller's memory
+  std::uint64_t next_id = 1;
 };
 
 LoopbackGroup::LoopbackGroup(int world_size, const WorkspaceOptions& options) : state_(std::make_unique<State>()) {
@@ -82,6 +81,56 @@ Workspace& LoopbackGroup::workspace(int rank) { return *state_->ranks.at(static_
 void LoopbackGroup::reset() {
   COMMFUSE_DRIVER(cuCtxSynchronize());
   for (auto& rank : state_->ranks) rank->reset();
+}
+
+RegisteredBuffer LoopbackGroup::allocate(std::uint64_t bytes) {
+  if (bytes == 0) throw Error(Code::kInvalidArgument, "cannot allocate a buffer", "it has no bytes");
+  std::vector<runtime::DeviceBuffer> memory;
+  std::vector<void*> pointers;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    // Whole words, to be filled.
+    memory.emplace_back((bytes + 3) / 4 * 4);
+    memory.back().fill(0);
+    pointers.push_back(memory.back().as());
+  }
+  RegisteredBuffer buffer = register_buffers(pointers, bytes);
+  state_->buffers.at(buffer.id()) = std::move(memory);
+  return buffer;
+}
+
+RegisteredBuffer LoopbackGroup::register_buffers(std::span<void* const> pointers, std::uint64_t bytes) {
+  const auto refuse = [](std::string cause) {
+    throw Error(Code::kInvalidArgument, "cannot register buffers", std::move(cause));
+  };
+  if (pointers.size() != state_->ranks.size()) {
+    refuse(fmt::format("there are {} for {} ranks", pointers.size(), state_->ranks.size()));
+  }
+  runtime::RegisteredRange range;
+  for (std::size_t rank = 0; rank < pointers.size(); ++rank) {
+    range.peer_base[rank] = reinterpret_cast<std::uintptr_t>(pointers[rank]);
+    runtime::require_registrable(range.peer_base[rank], bytes);
+    if (state_->ranks[rank]->buffers().overlapping(range.peer_base[rank], bytes) != nullptr) {
+      refuse(fmt::format("that of rank {} overlaps one that is registered", rank));
+    }
+  }
+  range.bytes = bytes;
+  range.id = state_->next_id++;
+  for (std::size_t rank = 0; rank < pointers.size(); ++rank) {
+    range.base = range.peer_base[rank];
+    state_->ranks[rank]->buffers().add(range);
+  }
+  state_->buffers.try_emplace(range.id);
+  return {range.id, bytes, {pointers.begin(), pointers.end()}};
+}
+
+void LoopbackGroup::release(const RegisteredBuffer& buffer) {
+  const auto found = state_->buffers.find(buffer.id());
+  if (found == state_->buffers.end()) {
+    throw Error(Code::kInvalidArgument, "cannot release a buffer", "it is not registered, or was released before");
+  }
+  COMMFUSE_DRIVER(cuCtxSynchronize());
+  for (auto& rank : state_->ranks) rank->buffers().remove(buffer.id());
+  state_->buffers.erase(found);
 }
 
 }  // namespace commfuse

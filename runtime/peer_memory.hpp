@@ -1,4 +1,4 @@
-// One allocation that other processes map, and such a mapping.
+// Memory that other processes map, and such a mapping.
 #pragma once
 
 #include <cuda.h>
@@ -6,37 +6,65 @@
 #include <cstddef>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "commfuse/exchange.hpp"
 #include "commfuse/workspace.hpp"
+#include "runtime/allocation_handle.hpp"
 #include "runtime/device_memory.hpp"
+#include "runtime/exchange/bytes.hpp"
 
 namespace commfuse::runtime {
 
-/// Addresses with memory of cuMemCreate behind them. Move-only.
+/// One physical allocation, as its owner offers it to the peers.
+struct MemoryPart {
+  std::uint64_t bytes = 0;
+  Blob handle;            ///< kLegacyIpc, kVmmFabric: travels in a message
+  Descriptor descriptor;  ///< kVmmDescriptor: travels by Exchange::hand_over_descriptor
+};
+/// More would need more descriptors than a process may have open.
+inline constexpr std::size_t kMaxParts = 64;
+/// All but the descriptors.
+void write_parts(ByteWriter& writer, std::span<const MemoryPart> parts);
+/// Throws Error(kInvalidInput).
+[[nodiscard]] std::vector<MemoryPart> read_parts(ByteReader& reader);
+[[nodiscard]] std::uint64_t total_bytes(std::span<const MemoryPart> parts) noexcept;
+
+/// What `handle` needs to be mapped elsewhere. `kind` is one of the VMM kinds.
+[[nodiscard]] MemoryPart export_part(MemoryKind kind, CUmemGenericAllocationHandle handle, std::uint64_t bytes);
+/// The driver's name for a VMM kind.
+[[nodiscard]] CUmemAllocationHandleType handle_type(MemoryKind kind) noexcept;
+
+/// Addresses, with memory of cuMemCreate behind them or not. Move-only.
 class MappedRange {
  public:
   MappedRange() = default;
-  /// Maps all `bytes` of `handle` for reading and writing by `device`. The mapping keeps the memory alive.
-  MappedRange(CUmemGenericAllocationHandle handle, CUdevice device, std::size_t bytes);
+  explicit MappedRange(std::size_t bytes);
   MappedRange(MappedRange&& other) noexcept
       : pointer_(std::exchange(other.pointer_, 0)),
         bytes_(std::exchange(other.bytes_, 0)),
-        is_mapped_(std::exchange(other.is_mapped_, false)) {}
+        mapped_(std::exchange(other.mapped_, 0)) {}
   MappedRange& operator=(MappedRange&& other) noexcept {
     std::swap(pointer_, other.pointer_);
     std::swap(bytes_, other.bytes_);
-    std::swap(is_mapped_, other.is_mapped_);
+    std::swap(mapped_, other.mapped_);
     return *this;
   }
   ~MappedRange();
 
+  /// Maps `bytes` of `handle` behind what is mapped already, for reading and writing by `device`. The mapping keeps the
+  /// memory alive.
+  void append(CUmemGenericAllocationHandle handle, CUdevice device, std::size_t bytes);
+  /// The addresses stay reserved.
+  void unmap() noexcept;
+
   [[nodiscard]] CUdeviceptr pointer() const noexcept { return pointer_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
  private:
   CUdeviceptr pointer_ = 0;
   std::size_t bytes_ = 0;
-  bool is_mapped_ = false;
+  std::size_t mapped_ = 0;  ///< from the start
 };
 
 /// Memory of the current context's device, made in one of the kinds, with what peers need to map it. Move-only.
@@ -48,15 +76,18 @@ class OwnMemory {
 
   [[nodiscard]] CUdeviceptr pointer() const noexcept { return range_.pointer() + buffer_.pointer(); }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  /// kLegacyIpc: what a peer opens; empty otherwise.
-  [[nodiscard]] std::span<const std::byte> handle() const noexcept { return handle_; }
-  /// kVmmDescriptor: to be passed to each peer; -1 otherwise.
-  [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
-  /// Once all peers have it.
-  void close_descriptor() { descriptor_ = Descriptor(); }
-  /// To be called where peers may still have it mapped. Physical memory behind descriptors lives as long as any
-  /// mapping; memory that was opened by IPC handle may not be freed before the last peer has closed it, so it is kept
-  /// until the context goes. True if it had to be kept.
+  [[nodiscard]] std::span<const MemoryPart> parts() const noexcept { return parts_; }
+  /// Once all peers have what they need.
+  void close_descriptors() { parts_.clear(); }
+
+  /// VMM kinds: gives the memory back and keeps the addresses. Peers must have closed their mappings for the memory to
+  /// be free.
+  void suspend() noexcept;
+  /// New memory at the old addresses, to be offered anew. Throws as the constructor.
+  void resume();
+  /// To be called where peers may still have it mapped. Physical memory of cuMemCreate lives as long as any mapping;
+  /// memory that was opened by IPC handle may not be freed before the last peer has closed it, so it is kept until the
+  /// context goes. True if it had to be kept.
   bool leave_to_peers() noexcept {
     const bool kept = buffer_.pointer() != 0;
     buffer_.abandon();
@@ -64,21 +95,24 @@ class OwnMemory {
   }
 
  private:
+  void fill_range();
+
+  MemoryKind kind_ = MemoryKind::kAuto;
+  CUdevice device_ = 0;
   // Only one of the two holds memory.
   MappedRange range_;
   DeviceBuffer buffer_;
   std::size_t bytes_ = 0;
-  Blob handle_;
-  Descriptor descriptor_;
+  std::vector<MemoryPart> parts_;
 };
 
-/// Another rank's OwnMemory in this rank's address space. Move-only.
+/// Another rank's memory in this rank's address space. Move-only.
 class PeerMapping {
  public:
   PeerMapping() = default;
-  /// `handle` or `descriptor`, as the kind has it, and `bytes` come from the peer. Throws Error(kInvalidInput, kDriver,
-  /// kOutOfMemory, kUnsupported).
-  PeerMapping(MemoryKind kind, CUdevice device, std::size_t bytes, std::span<const std::byte> handle, int descriptor);
+  /// `parts` come from the peer, descriptors included. Throws Error(kInvalidInput, kDriver, kOutOfMemory,
+  /// kUnsupported).
+  PeerMapping(MemoryKind kind, CUdevice device, std::span<const MemoryPart> parts);
   PeerMapping(PeerMapping&& other) noexcept
       : range_(std::move(other.range_)), opened_(std::exchange(other.opened_, 0)) {}
   PeerMapping& operator=(PeerMapping&& other) noexcept {
@@ -89,6 +123,10 @@ class PeerMapping {
   ~PeerMapping();
 
   [[nodiscard]] CUdeviceptr pointer() const noexcept { return range_.pointer() + opened_; }
+  /// VMM kinds: lets go of the peer's memory and keeps the addresses.
+  void suspend() noexcept { range_.unmap(); }
+  /// Maps the peer's new memory at the old addresses. Throws as the constructor.
+  void resume(MemoryKind kind, CUdevice device, std::span<const MemoryPart> parts);
 
  private:
   MappedRange range_;

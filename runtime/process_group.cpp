@@ -3,6 +3,7 @@
 #include "commfuse/exchange.hpp"
 #include "commfuse/workspace.hpp"
 #include "runtime/driver.hpp"
+#include "runtime/group_buffers.hpp"
 #include "runtime/group_creation.hpp"
 #include "runtime/log.hpp"
 
@@ -41,23 +42,27 @@ struct ProcessGroup::State {
   ~State() {
     const runtime::ContextScope scope(context);
     if (scope.is_pushed()) COMMFUSE_DRIVER_NOEXCEPT(cuCtxSynchronize());
+    buffers->close_mappings();
     workspace->close_mappings();
     try {
       exchange.barrier(runtime::kFarewell);
     } catch (const std::exception& error) {
       log(LogLevel::kInfo, error.what());
-      if (workspace->leave_memory_to_peers()) {
+      const bool buffers_kept = buffers->leave_memory_to_peers();
+      if (workspace->leave_memory_to_peers() || buffers_kept) {
         log(LogLevel::kWarning,
-            "a group's rotation buffers are kept until the context goes: not all ranks said that "
-            "they have closed their mappings of them");
+            "a group's memory is kept until the context goes: not all ranks said that they have closed their mappings "
+            "of it");
       }
     }
+    buffers.reset();
     workspace.reset();
   }
 
   Exchange& exchange;
   CUcontext context;
   std::unique_ptr<runtime::ProcessWorkspace> workspace;
+  std::unique_ptr<runtime::GroupBuffers> buffers;
   MemoryKind kind = MemoryKind::kAuto;
   std::string reason;
 };
@@ -67,8 +72,11 @@ ProcessGroup ProcessGroup::create(Exchange& exchange, const WorkspaceOptions& op
   creation.agree_on_request();
   creation.look_at_devices();
   auto workspace = creation.share_memory();
+  auto buffers = std::make_unique<runtime::GroupBuffers>(exchange, *workspace, creation.kind(), creation.device(),
+                                                         options.set_up_timeout);
   auto state = std::make_unique<State>(exchange, creation.context());
   state->workspace = std::move(workspace);
+  state->buffers = std::move(buffers);
   state->kind = creation.kind();
   state->reason = creation.reason();
   log(LogLevel::kInfo,
@@ -84,5 +92,18 @@ ProcessGroup& ProcessGroup::operator=(ProcessGroup&&) noexcept = default;
 Workspace& ProcessGroup::workspace() noexcept { return *state_->workspace; }
 MemoryKind ProcessGroup::kind() const noexcept { return state_->kind; }
 std::string ProcessGroup::kind_reason() const { return state_->reason; }
+
+RegisteredBuffer ProcessGroup::allocate(std::uint64_t bytes) {
+  const runtime::ContextScope scope(state_->context);
+  return state_->buffers->allocate(bytes);
+}
+RegisteredBuffer ProcessGroup::register_buffer(void* pointer, std::uint64_t bytes) {
+  const runtime::ContextScope scope(state_->context);
+  return state_->buffers->register_buffer(pointer, bytes);
+}
+void ProcessGroup::release(const RegisteredBuffer& buffer) {
+  const runtime::ContextScope scope(state_->context);
+  state_->buffers->release(buffer);
+}
 
 }  // namespace commfuse

@@ -1,11 +1,11 @@
 // One rank's workspace in a process of its own.
 #pragma once
 
-#include <vector>
+#include <utility>
 
 #include "commfuse/exchange.hpp"
 #include "runtime/driver.hpp"
-#include "runtime/peer_memory.hpp"
+#include "runtime/memory_sharing.hpp"
 #include "runtime/workspace_state.hpp"
 
 namespace commfuse::runtime {
@@ -28,21 +28,18 @@ class ProcessWorkspace final : public WorkspaceState {
     device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());
   }
 
-  void take(OwnMemory own, std::vector<PeerMapping> peers) {
-    own_ = std::move(own);
-    peers_ = std::move(peers);
-    for (std::size_t rank = 0; rank < peers_.size(); ++rank) peer_buffer_[rank] = peers_[rank].pointer();
-    peer_buffer_[rank_] = own_.pointer();
+  void take(SharedMemory memory) {
+    memory_ = std::move(memory);
+    for (int rank = 0; rank < world_size_; ++rank) peer_buffer_[rank] = memory_.pointer(rank, rank_);
   }
-  void close_mappings() noexcept { peers_.clear(); }
+  void close_mappings() noexcept { memory_.peers.clear(); }
   /// See OwnMemory::leave_to_peers.
-  bool leave_memory_to_peers() noexcept { return own_.leave_to_peers(); }
+  bool leave_memory_to_peers() noexcept { return memory_.own.leave_to_peers(); }
 
  private:
   DeviceBuffer control_memory_;
   PinnedBuffer mailbox_memory_;
-  OwnMemory own_;
-  std::vector<PeerMapping> peers_;  ///< by rank; the own one is empty
+  SharedMemory memory_;
 };
 
 }  // namespace commfuse::runtime

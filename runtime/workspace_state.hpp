@@ -6,6 +6,7 @@
 
 #include "commfuse/workspace.hpp"
 #include "device/params.cuh"
+#include "runtime/registered_ranges.hpp"
 
 namespace commfuse::runtime {
 
@@ -13,6 +14,14 @@ namespace commfuse::runtime {
 [[nodiscard]] constexpr std::uint64_t shared_memory_bytes(std::uint64_t rotation_bytes) noexcept {
   return 3 * rotation_bytes + sizeof(device::PeerSignals);
 }
+
+/// Start of a rotation buffer: a whole number of L2 lines.
+inline constexpr std::uint64_t kBufferAlignment = 256;
+[[nodiscard]] constexpr std::uint64_t rounded_rotation_bytes(std::uint64_t bytes) noexcept {
+  return ((bytes == 0 ? 1 : bytes) + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+}
+/// What an empty rotation buffer is full of.
+inline constexpr std::uint32_t kEmptyWord = 0xffffffffU;
 
 /// The common part of every workspace: addresses and the mailbox. How the memory came to be is the derived class's
 /// affair.
@@ -27,6 +36,12 @@ class WorkspaceState : public Workspace {
 
   /// Fills everything in `params` that does not depend on the call.
   void fill(device::AllReduceParams& params) const noexcept;
+  /// The registered buffer that holds all of these bytes, or null. Allocates nothing, takes no lock: buffers may not be
+  /// registered or released while launches of this workspace are being made.
+  [[nodiscard]] const RegisteredRange* registered(const void* pointer, std::size_t bytes) const noexcept {
+    return buffers_.holding(pointer, bytes);
+  }
+  [[nodiscard]] RegisteredRanges& buffers() noexcept { return buffers_; }
   /// The code of the first failure, kOk as long as there is none; the cheap part of failure().
   [[nodiscard]] Code failure_code() const noexcept;
 
@@ -41,6 +56,9 @@ class WorkspaceState : public Workspace {
   device::Control* control_ = nullptr;      ///< device memory
   device::HostMailbox* mailbox_ = nullptr;  ///< pinned memory, the host's address
   device::HostMailbox* device_mailbox_ = nullptr;
+
+ private:
+  RegisteredRanges buffers_;
 };
 
 }  // namespace commfuse::runtime

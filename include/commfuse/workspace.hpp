@@ -2,10 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "commfuse/error.hpp"
@@ -63,6 +66,27 @@ class Workspace {
   Workspace() = default;
 };
 
+/// Memory of every rank that every other rank has mapped: calls whose tensors lie in it reach the peers' directly. A
+/// value: the group that made it owns what is behind it, until it is released or the group goes, whichever is first.
+class RegisteredBuffer {
+ public:
+  RegisteredBuffer() = default;
+  /// For groups.
+  RegisteredBuffer(std::uint64_t id, std::uint64_t bytes, std::vector<void*> pointers)
+      : id_(id), bytes_(bytes), pointers_(std::move(pointers)) {}
+
+  /// Where this process reaches the memory of `rank`. Throws std::out_of_range.
+  [[nodiscard]] void* pointer(int rank) const { return pointers_.at(static_cast<std::size_t>(rank)); }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// The same on all ranks; no two buffers of a group have the same. 0: none.
+  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
+
+ private:
+  std::uint64_t id_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::vector<void*> pointers_;
+};
+
 /// All ranks in one process on one GPU: for tests, benchmarks and development. Uses the context that is current when it
 /// is made; that context must be current when it is destroyed.
 class LoopbackGroup {
@@ -80,6 +104,16 @@ class LoopbackGroup {
   /// captured before keep working.
   void reset();
 
+  /// `bytes` bytes on every rank, aligned to 256, zeroed. Throws Error(kInvalidArgument, kOutOfMemory, kDriver). These
+  /// three may not run while calls of the group are being launched.
+  [[nodiscard]] RegisteredBuffer allocate(std::uint64_t bytes);
+  /// The caller's own memory, one pointer per rank, aligned to 16; it must stay until it is released. Throws
+  /// Error(kInvalidArgument), also for memory that overlaps a buffer of the same rank.
+  [[nodiscard]] RegisteredBuffer register_buffers(std::span<void* const> pointers, std::uint64_t bytes);
+  /// Waits for the work of the context; frees what allocate() made. Throws Error(kInvalidArgument) for a buffer that
+  /// the group does not have.
+  void release(const RegisteredBuffer& buffer);
+
  private:
   struct State;
   std::unique_ptr<State> state_;
@@ -87,13 +121,14 @@ class LoopbackGroup {
 
 class Exchange;
 
-/// By what means a rank's memory is shared with the other processes of its host.
+/// By what means a rank's memory is shared with the other ranks.
 enum class MemoryKind : int {
-  kAuto = 0,           ///< the first of the following that works on all ranks
+  kAuto = 0,           ///< the first that works on all ranks: kVmmDescriptor, kVmmFabric, kLegacyIpc
   kVmmDescriptor = 1,  ///< cuMemCreate, passed as an open descriptor; needs an exchange that can pass descriptors
   kLegacyIpc = 2,      ///< cuIpcGetMemHandle; not between ranks of one process
+  kVmmFabric = 3,      ///< cuMemCreate, passed as a fabric handle; the only one that reaches ranks of other hosts
 };
-/// "auto", "vmm_descriptor", "legacy_ipc".
+/// "auto", "vmm_descriptor", "legacy_ipc", "vmm_fabric".
 [[nodiscard]] std::string_view to_string(MemoryKind kind) noexcept;
 
 /// One rank per process (or thread), all on one host, on GPUs that can reach each other or on the same GPU.
@@ -109,8 +144,9 @@ class ProcessGroup {
   /// things, and as Exchange says where a rank died or is missing.
   [[nodiscard]] static ProcessGroup create(Exchange& exchange, const WorkspaceOptions& options,
                                            MemoryKind kind = MemoryKind::kAuto);
-  /// Waits for this context's work, closes the mappings, waits a little for the others to do the same, and frees. Best
-  /// effort; never throws. Groups of one exchange must be destroyed in the same order on all ranks.
+  /// Waits for this context's work, closes all mappings, those of registered buffers included, waits a little for the
+  /// others to do the same, and frees. Best effort; never throws. Groups of one exchange must be destroyed in the same
+  /// order on all ranks.
   ~ProcessGroup();
   ProcessGroup(ProcessGroup&&) noexcept;
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
@@ -121,6 +157,25 @@ class ProcessGroup {
   [[nodiscard]] MemoryKind kind() const noexcept;
   /// Why: what was tried and how it ended, on which rank. For logs.
   [[nodiscard]] std::string kind_reason() const;
+
+  // The following are collective: all ranks make the same calls in the same order, none while it launches calls of this
+  // group. They throw the same Error on every rank, naming the rank that it comes from, and then nothing has changed:
+  // kInvalidArgument, kUnsupported, kOutOfMemory, kDriver, ExchangeError(kMismatch) where the ranks ask for different
+  // things; or ExchangeError as Exchange says where a rank died or is missing, after which the group is only good for
+  // being destroyed.
+
+  /// `bytes` bytes on every rank in memory of the group's kind, aligned to 256, zeroed. The group owns it.
+  [[nodiscard]] RegisteredBuffer allocate(std::uint64_t bytes);
+  /// The engine's own memory, aligned to 16 and equally long on all ranks: part of one allocation of cuMemAlloc, or of
+  /// neighbouring ones of cuMemCreate that were made with an exportable handle type. kUnsupported says what else it is
+  /// (managed, from a memory pool, on the host ...) and what to do. The whole allocation is mapped into the peers, once
+  /// for all buffers in it. It must stay until it is released. The very same buffer may be registered again by all
+  /// ranks together: it is released when it has been as often. Buffers may not overlap otherwise.
+  [[nodiscard]] RegisteredBuffer register_buffer(void* pointer, std::uint64_t bytes);
+  /// Waits for this context's work; when it returns no peer has the memory mapped any more (unless another buffer of
+  /// the same allocation is registered), so that its owner may free it; what allocate() made is freed. After an
+  /// ExchangeError a peer may still have it open: memory of cuMemAlloc must then be kept until the peer is gone.
+  void release(const RegisteredBuffer& buffer);
 
  private:
   struct State;

@@ -24,9 +24,15 @@ RankDevice device(int number, int sm_count = 132) {
 }
 
 TEST(GroupPlan, AutoTriesDescriptorsFirstAndANamedKindIsTriedAlone) {
-  EXPECT_EQ(kinds_to_try(MemoryKind::kAuto),
-            (std::vector<MemoryKind>{MemoryKind::kVmmDescriptor, MemoryKind::kLegacyIpc}));
-  EXPECT_EQ(kinds_to_try(MemoryKind::kLegacyIpc), std::vector<MemoryKind>{MemoryKind::kLegacyIpc});
+  using enum MemoryKind;
+  std::vector<RankDevice> devices = {device(1), device(2)};
+  EXPECT_EQ(kinds_to_try(kAuto, true, devices), (std::vector{kVmmDescriptor, kLegacyIpc}));
+  devices[0].has_fabric = true;
+  EXPECT_EQ(kinds_to_try(kAuto, true, devices), (std::vector{kVmmDescriptor, kLegacyIpc}));
+  devices[1].has_fabric = true;
+  EXPECT_EQ(kinds_to_try(kAuto, true, devices), (std::vector{kVmmDescriptor, kVmmFabric, kLegacyIpc}));
+  EXPECT_EQ(kinds_to_try(kAuto, false, devices), std::vector{kVmmFabric});
+  EXPECT_EQ(kinds_to_try(kLegacyIpc, true, devices), std::vector{kLegacyIpc});
 }
 
 TEST(GroupPlan, TheFirstKindThatWorksOnEveryRankIsChosenAndTheReasonIsKept) {
@@ -66,10 +72,12 @@ TEST(GroupPlan, CapsAreThoseOfTheTightestDevice) {
 }
 
 TEST(GroupPlan, DevicesAndOutcomesSurviveTheirWayOverTheExchange) {
-  const RankDevice sent = device(7, 78);
+  RankDevice sent = device(7, 78);
+  sent.has_fabric = true;
   const RankDevice got = RankDevice::read(sent.write());
   EXPECT_EQ(got.uuid, sent.uuid);
   EXPECT_EQ(got.sm_count, sent.sm_count);
+  EXPECT_TRUE(got.has_fabric);
   const Blob payload(5, std::byte{9});
   const ReadOutcome read = read_outcome(write_outcome(kRefused, payload));
   EXPECT_EQ(read.outcome.code, kRefused.code);

@@ -1,0 +1,48 @@
+#include "runtime/registered_ranges.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "commfuse/error.hpp"
+
+namespace commfuse::runtime {
+
+void require_registrable(std::uintptr_t pointer, std::uint64_t bytes) {
+  constexpr std::uintptr_t kAlignment = 16;
+  const auto refuse = [&](std::string cause) {
+    throw Error(Code::kInvalidArgument, fmt::format("cannot register {} bytes at {:#x}", bytes, pointer),
+                std::move(cause), "Register device memory that is aligned to 16 bytes");
+  };
+  if (pointer == 0) refuse("the pointer is null");
+  if (bytes == 0) refuse("there are none");
+  if (pointer % kAlignment != 0) refuse("it is not aligned to 16 bytes");
+  if (bytes > UINTPTR_MAX - pointer) refuse("they reach beyond the address space");
+}
+
+const RegisteredRange* RegisteredRanges::overlapping(std::uintptr_t base, std::size_t bytes) const noexcept {
+  // The first that ends behind `base`.
+  const auto found = std::partition_point(ranges_.begin(), ranges_.end(), [base](const RegisteredRange& range) {
+    return range.base + range.bytes <= base;
+  });
+  return found != ranges_.end() && found->base < base + bytes ? &*found : nullptr;
+}
+
+const RegisteredRange* RegisteredRanges::holding(const void* pointer, std::size_t bytes) const noexcept {
+  const auto base = reinterpret_cast<std::uintptr_t>(pointer);
+  const RegisteredRange* range = overlapping(base, bytes);
+  return range != nullptr && range->base <= base && bytes <= range->base + range->bytes - base ? range : nullptr;
+}
+
+void RegisteredRanges::add(const RegisteredRange& range) {
+  const auto behind = std::partition_point(ranges_.begin(), ranges_.end(),
+                                           [&range](const RegisteredRange& other) { return other.base < range.base; });
+  ranges_.insert(behind, range);
+}
+
+void RegisteredRanges::remove(std::uint64_t id) noexcept {
+  std::erase_if(ranges_, [id](const RegisteredRange& range) { return range.id == id; });
+}
+
+}  // namespace commfuse::runtime
