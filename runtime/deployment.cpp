@@ -45,6 +45,9 @@ std::vector<Enum> every() {
   return values;
 }
 
+/// Without mention: those that need nothing of the engine. The direct form needs registered tensors.
+std::vector<Algorithm> usual_algorithms() { return {Algorithm::kOneShot, Algorithm::kTwoShot}; }
+
 template <typename T>
 std::vector<T> or_else(const std::vector<T>& values, std::vector<T> otherwise) {
   return values.empty() ? std::move(otherwise) : values;
@@ -54,7 +57,7 @@ Deployment::Operation operation_from(const json& object) {
   Deployment::Operation operation;
   operation.op = enum_from<Op>(object.at("op"));
   operation.patterns = enums_at<Pattern>(object, "patterns");
-  operation.algorithms = or_else(enums_at<Algorithm>(object, "algorithms"), every<Algorithm>());
+  operation.algorithms = or_else(enums_at<Algorithm>(object, "algorithms"), usual_algorithms());
   operation.dtypes = enums_at<DataType>(object, "dtypes");
   operation.fp32_accumulate = {true};
   if (object.contains("fp32_accumulate")) {
@@ -103,7 +106,7 @@ std::vector<KernelSpec> shapes_of(const Deployment& deployment, const Deployment
   first.arch = arch;
   first.group_size = 128;
   std::vector<KernelSpec> specs = product({first}, operation.patterns, &KernelSpec::pattern);
-  specs = product(specs, or_else(operation.algorithms, every<Algorithm>()), &KernelSpec::algorithm);
+  specs = product(specs, or_else(operation.algorithms, usual_algorithms()), &KernelSpec::algorithm);
   specs = product(specs, or_else(operation.dtypes, {deployment.dtype}), &KernelSpec::dtype);
   specs = product(specs, or_else(operation.hidden_sizes, {deployment.hidden_size}), &KernelSpec::hidden_size);
   specs = product(specs, or_else(operation.fp32_accumulate, {true}), &KernelSpec::fp32_accumulate);

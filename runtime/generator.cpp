@@ -95,7 +95,8 @@ Family family_of(const KernelSpec& spec) {
     case Algorithm::kOneShot:
       return {"all_reduce.cuh", "all_reduce_one_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
     case Algorithm::kTwoShot:
-      return {"all_reduce.cuh", "all_reduce_two_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
+    case Algorithm::kDirect:
+      return {"all_reduce_two_shot.cuh", "all_reduce_two_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
   }
   throw Error(Code::kInternal, "the generator does not know an algorithm",
               fmt::format("number {}", int(spec.algorithm)));
@@ -105,7 +106,8 @@ Family family_of(const KernelSpec& spec) {
 
 std::string render_config(const KernelSpec& spec, std::string_view struct_name) {
   const PatternTraits traits = traits_of(spec.pattern);
-  return fmt::format(R"(struct {name} {{
+  return fmt::format(
+      R"(struct {name} {{
   static constexpr commfuse::device::u32 kWorldSize = {world_size};
   static constexpr commfuse::device::u32 kHiddenSize = {hidden_size};
   static constexpr commfuse::device::Type kType = commfuse::device::Type::{type};
@@ -123,18 +125,18 @@ std::string render_config(const KernelSpec& spec, std::string_view struct_name) 
   static constexpr commfuse::device::u32 kLatentWidth = {latent_width};
   static constexpr commfuse::device::u32 kThreads = {threads};
   static constexpr commfuse::device::u32 kCluster = {cluster};
+  static constexpr bool kDirect = {direct};
 }};
 )",
-                     fmt::arg("name", struct_name), fmt::arg("world_size", spec.world_size),
-                     fmt::arg("hidden_size", spec.hidden_size), fmt::arg("type", type_name(spec.dtype)),
-                     fmt::arg("fp32_accumulate", spec.fp32_accumulate), fmt::arg("norm", norm_name(traits.norm)),
-                     fmt::arg("residual", traits.residual), fmt::arg("residual_scattered", spec.residual_scattered),
-                     fmt::arg("norm_out", traits.norm_out), fmt::arg("partial_out", traits.partial_out),
-                     fmt::arg("quantizer", quantizer_name(traits.quantizer)),
-                     fmt::arg("scale_layout", layout_name(spec.quant_layout)),
-                     fmt::arg("group_columns", spec.group_size), fmt::arg("gamma_type", type_name(spec.gamma_dtype)),
-                     fmt::arg("weight_bias", spec.weight_bias), fmt::arg("latent_width", spec.latent_width),
-                     fmt::arg("threads", spec.threads), fmt::arg("cluster", spec.cluster));
+      fmt::arg("name", struct_name), fmt::arg("world_size", spec.world_size), fmt::arg("hidden_size", spec.hidden_size),
+      fmt::arg("type", type_name(spec.dtype)), fmt::arg("fp32_accumulate", spec.fp32_accumulate),
+      fmt::arg("norm", norm_name(traits.norm)), fmt::arg("residual", traits.residual),
+      fmt::arg("residual_scattered", spec.residual_scattered), fmt::arg("norm_out", traits.norm_out),
+      fmt::arg("partial_out", traits.partial_out), fmt::arg("quantizer", quantizer_name(traits.quantizer)),
+      fmt::arg("scale_layout", layout_name(spec.quant_layout)), fmt::arg("group_columns", spec.group_size),
+      fmt::arg("gamma_type", type_name(spec.gamma_dtype)), fmt::arg("weight_bias", spec.weight_bias),
+      fmt::arg("latent_width", spec.latent_width), fmt::arg("threads", spec.threads), fmt::arg("cluster", spec.cluster),
+      fmt::arg("direct", spec.algorithm == Algorithm::kDirect));
 }
 
 std::string render_source(const KernelSpec& spec) {

@@ -29,7 +29,7 @@ int vectors_per_row(const KernelSpec& spec) noexcept { return spec.hidden_size *
 
 /// One-shot without a norm works on single vectors; everything else on whole rows.
 bool works_on_rows(const KernelSpec& spec) noexcept {
-  return runtime::needs_whole_row(spec.pattern) || spec.algorithm == Algorithm::kTwoShot;
+  return runtime::needs_whole_row(spec.pattern) || spec.algorithm != Algorithm::kOneShot;
 }
 
 /// Clusters exist from sm_90 on.
@@ -54,7 +54,7 @@ std::int64_t resident_blocks(const KernelSpec& spec, const PlanRequest& request,
 
 /// Blocks or clusters that would each have one piece of work.
 std::int64_t teams_wanted(const KernelSpec& spec, std::int64_t tokens) noexcept {
-  if (spec.algorithm == Algorithm::kTwoShot) return (tokens + spec.world_size - 1) / spec.world_size;
+  if (spec.algorithm != Algorithm::kOneShot) return (tokens + spec.world_size - 1) / spec.world_size;
   if (works_on_rows(spec)) return tokens;
   return (tokens * vectors_per_row(spec) + spec.threads - 1) / spec.threads;
 }
@@ -66,17 +66,46 @@ bool prefers_one_shot_on_one_device(const KernelSpec& shape, std::int64_t tokens
   return sent <= (shape.world_size <= 2 ? std::int64_t{2} << 20 : std::int64_t{512} << 10);
 }
 
-bool chooses_one_shot(const PlanRequest& request, const DeviceCaps& caps) noexcept {
+Algorithm choose_algorithm(const PlanRequest& request, const DeviceCaps& caps) noexcept {
   const auto has = [&](Algorithm algorithm) {
     return std::any_of(request.kernels.begin(), request.kernels.end(),
                        [&](const KernelSpec& spec) { return spec.algorithm == algorithm; });
   };
-  if (!has(Algorithm::kTwoShot)) return true;
-  if (!has(Algorithm::kOneShot)) return false;
-  if (request.algorithm) return *request.algorithm == Algorithm::kOneShot;
-  const KernelSpec& shape = request.kernels.front();
-  return caps.ranks_on_device > 1 ? prefers_one_shot_on_one_device(shape, request.tokens)
-                                  : prefers_one_shot(shape, request.tokens);
+  if (request.algorithm && has(*request.algorithm)) return *request.algorithm;
+  const bool has_two_shot = has(Algorithm::kTwoShot);
+  const bool has_direct = has(Algorithm::kDirect);
+  if (has(Algorithm::kOneShot)) {
+    const KernelSpec& shape = request.kernels.front();
+    const bool few = caps.ranks_on_device > 1 ? prefers_one_shot_on_one_device(shape, request.tokens)
+                                              : prefers_one_shot(shape, request.tokens);
+    if (few || (!has_two_shot && !has_direct)) return Algorithm::kOneShot;
+  }
+  return has_direct && (request.registered || !has_two_shot) ? Algorithm::kDirect : Algorithm::kTwoShot;
+}
+
+std::string_view reason_of(const KernelSpec& spec) noexcept {
+  switch (spec.algorithm) {
+    case Algorithm::kOneShot:
+      if (!works_on_rows(spec)) return "one-shot: one vector per thread";
+      return spec.cluster > 1 ? "one-shot: one cluster per token" : "one-shot: one block per token";
+    case Algorithm::kTwoShot:
+      return "two-shot: every team owns one of this rank's tokens";
+    case Algorithm::kDirect:
+      return "direct: every team owns one of this rank's tokens and reaches into registered tensors";
+  }
+  return {};
+}
+
+std::string_view reason_of_limit(Algorithm algorithm) noexcept {
+  switch (algorithm) {
+    case Algorithm::kOneShot:
+      return "one-shot: as many blocks as can be resident together on all ranks of the device";
+    case Algorithm::kTwoShot:
+      return "two-shot: as many blocks as can be resident together on all ranks of the device";
+    case Algorithm::kDirect:
+      return "direct: as many blocks as can be resident together on all ranks of the device";
+  }
+  return {};
 }
 
 }  // namespace
@@ -101,6 +130,8 @@ std::vector<Geometry> geometries(const KernelSpec& shape) {
   const int share = round_up((vectors + kManyTokensVectors - 1) / kManyTokensVectors, kWarp);
   const int most = std::min(round_up(vectors, kWarp), kMaxManyTokensThreads);
   const Geometry many{std::clamp(share, std::min(kMinManyTokensThreads, most), most), 1};
+  // Two signals per call make direct kernels unfit for few tokens.
+  if (shape.algorithm == Algorithm::kDirect) return {many};
   if (!has_clusters(shape.arch)) return {many};
   Geometry few{0, 1};
   while (few.cluster < kMaxCluster && (vectors + few.cluster - 1) / few.cluster > kFewTokensThreads) few.cluster *= 2;
@@ -117,8 +148,8 @@ Plan plan(const PlanRequest& request, const DeviceCaps& caps) noexcept {
     result.reason = "no tokens: nothing to exchange on any rank";
     return result;
   }
-  const bool one_shot = chooses_one_shot(request, caps);
-  const auto suits = [&](int kernel) { return (request.kernels[kernel].algorithm == Algorithm::kOneShot) == one_shot; };
+  const Algorithm algorithm = choose_algorithm(request, caps);
+  const auto suits = [&](int kernel) { return request.kernels[kernel].algorithm == algorithm; };
   // An algorithm's geometries come with the one for few tokens first. It is the faster one as long as all tokens fit at
   // once and leave half of the device idle (measured: docs/performance.md).
   const int count = static_cast<int>(request.kernels.size());
@@ -138,17 +169,10 @@ Plan plan(const PlanRequest& request, const DeviceCaps& caps) noexcept {
   const std::int64_t cluster = spec.cluster;
   const std::int64_t resident = resident_blocks(spec, request, caps);
   std::int64_t blocks = teams_wanted(spec, request.tokens) * cluster;
-  if (!one_shot) {
-    result.reason = "two-shot: every team owns one of this rank's tokens";
-  } else {
-    result.reason = !works_on_rows(spec) ? "one-shot: one vector per thread"
-                    : cluster > 1        ? "one-shot: one cluster per token"
-                                         : "one-shot: one block per token";
-  }
+  result.reason = reason_of(spec);
   if (blocks > resident) {
     blocks = resident;
-    result.reason = one_shot ? "one-shot: as many blocks as can be resident together on all ranks of the device"
-                             : "two-shot: as many blocks as can be resident together on all ranks of the device";
+    result.reason = reason_of_limit(algorithm);
   }
   if (request.max_blocks > 0 && blocks > request.max_blocks) {
     blocks = request.max_blocks;

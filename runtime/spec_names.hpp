@@ -48,6 +48,7 @@ template <>
 inline constexpr std::array kNames<Algorithm> = {
     Named<Algorithm>{Algorithm::kOneShot, "one_shot"},
     Named<Algorithm>{Algorithm::kTwoShot, "two_shot"},
+    Named<Algorithm>{Algorithm::kDirect, "direct"},
 };
 
 template <>

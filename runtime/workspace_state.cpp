@@ -35,7 +35,8 @@ std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t token
   const auto peers = static_cast<std::uint64_t>(spec.world_size - 1);
   const auto rows = static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0));
   if (spec.algorithm == Algorithm::kOneShot) return peers * rows * row;
-  // Contributions to our rows, and finished rows with their facts (all_reduce.cuh, TwoShotLayout).
+  // Contributions to our rows, and finished rows with their facts (all_reduce_two_shot.cuh, finished_rows.cuh); direct
+  // kernels need as much where tensors are not registered.
   const std::uint64_t longest = (rows + peers) / static_cast<std::uint64_t>(spec.world_size);
   const std::uint64_t groups = (row / kVectorBytes + kGroup - 1) / kGroup;
   const std::uint64_t facts = runtime::needs_whole_row(spec.pattern) ? groups * kVectorBytes : 0;

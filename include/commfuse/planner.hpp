@@ -43,6 +43,7 @@ struct PlanRequest {
   std::optional<Algorithm> algorithm = std::nullopt;  ///< wanted by the caller; one that `kernels` lacks is not chosen
   int max_blocks = 0;                                 ///< cap asked for by the caller; 0 = none
   bool dependent_launch = false;                      ///< the next kernel's blocks may be resident beside this one's
+  bool registered = false;                            ///< the call has registered tensors: direct kernels may be chosen
 };
 
 struct Plan {

@@ -37,6 +37,7 @@ enum class Pattern : int {
 enum class Algorithm : int {
   kOneShot = 0,  ///< every rank sends its whole input to every other rank and reduces all tokens
   kTwoShot = 1,  ///< a token's owner receives its row from every rank, reduces it and sends the result
+  kDirect = 2,   ///< two-shot in which the owner reads and writes registered tensors of the other ranks where they lie
 };
 
 /// Arrangement of FP4 scales (templates/device/scale_layout.cuh gives the formulas).

@@ -9,6 +9,15 @@ namespace commfuse::device {
 /// Rounds of a polling loop between two looks at the clock and at the abort word (which lies in host memory).
 constexpr u32 kRoundsPerCheck = 256;
 
+/// What every kernel begins with. Nothing is read before this: inputs, weights and control words may all be written by
+/// the kernels before.
+COMMFUSE_DEVICE void begin_kernel(const AllReduceParams& params) {
+  ptx::wait_for_predecessors();
+  // A dependent waits for our completion before it touches data, so it may start at once; without the flag it starts
+  // when this grid ends.
+  if (params.flags & kTriggerEarly) ptx::release_dependents();
+}
+
 /// What a thread knows of the running call. Every thread reads the control structure itself (one broadcast access)
 /// rather than through shared memory: no barrier lies between the start of the kernel and its first push.
 class Call {
@@ -49,6 +58,15 @@ class Call {
   /// thread. The answer of the atomic is needed only in finish(), so its latency is hidden behind the wait for the
   /// peers.
   COMMFUSE_DEVICE void arrive() { ticket_ = ptx::fetch_add_relaxed_gpu(&control_->arrived, 1); }
+
+  /// For kernels whose last block must know that all others are done: counts this block as done, with everything that
+  /// its threads did before a block barrier. True in the last block; only there may finish() be called.
+  COMMFUSE_DEVICE bool arrive_done() {
+    ticket_ = ptx::fetch_add_acq_rel_gpu(&control_->arrived, 1);
+    return ticket_ == ptx::block_count() - 1;
+  }
+  /// Whether any thread of the call has given up so far.
+  COMMFUSE_DEVICE bool has_failed() const { return ptx::load_relaxed_sys(&control_->failed) != 0; }
 
   /// Prepares the control structure for the next call; same thread as arrive(), last thing it does. Exactly one block,
   /// the last to arrive, writes; by then every block has read what it overwrites, so nobody has to wait for anybody.

@@ -26,6 +26,25 @@ COMMFUSE_DEVICE float inverse_rms(float sum_of_squares, float inverse_count, flo
 template <class Config>
 constexpr bool kAddsResidual = Config::kResidual && !Config::kResidualScattered;
 
+/// Where the outputs of stage 2 go: into this rank's tensors. A destination is asked for each output with a function
+/// that stores at a given distance from this rank's tensor; the direct form (direct.cuh) has destinations that also
+/// reach the peers' tensors.
+struct OwnTensors {
+  template <class StoreAt>
+  COMMFUSE_DEVICE void operator()(Direct, StoreAt store_at) const {
+    store_at(0);
+  }
+};
+
+template <bool kQuantizes, class Config>
+struct ScaleLanes {
+  static constexpr u32 kValue = 0;
+};
+template <class Config>
+struct ScaleLanes<true, Config> {
+  static constexpr u32 kValue = RowQuantizer<Config>::kHasBlocks ? RowQuantizer<Config>::kBlockLanes : 0;
+};
+
 template <class Config>
 class Epilogue {
  public:
@@ -36,6 +55,8 @@ class Epilogue {
   static constexpr u32 kCount = Map::kPerThread;
   static constexpr bool kQuantizes = Config::kQuantizer != Quantizer::kNone;
   static constexpr bool kNeedsRowMaximum = Config::kQuantizer == Quantizer::kFp8Token;
+  /// Lanes that share a scale of the quantised row; 0 where there is none, or one for more than a warp's columns.
+  static constexpr u32 kQuantizerLanes = ScaleLanes<kQuantizes, Config>::kValue;
   /// Whether stage 2 needs facts at all.
   static constexpr bool kHasFacts = Config::kNorm != Norm::kNone;
   using Reducer = RowReducer<Map>;
@@ -61,6 +82,9 @@ class Epilogue {
     }
     return in;
   }
+
+  /// Where the k-th vector of a row of this rank's input lies.
+  COMMFUSE_DEVICE const Vec16* input(u32 token, u32 k) const { return params_.in + row_index(token, k); }
 
   /// The residual's vectors of a row, read early because they do not depend on the peers.
   struct Prefetched {
@@ -108,38 +132,74 @@ class Epilogue {
     return facts;
   }
 
-  /// Stage 2 for the k-th vector of this thread. All lanes of a warp call it together.
-  COMMFUSE_DEVICE void write(u32 token, u32 k, const Vec16& y, const Vec16& facts) const {
-    const bool has = Map::has(k);
+  /// What stage 2 makes of one vector.
+  struct Finished {
+    Vec16 y;
+    Vec16 result;               ///< where there is a norm
+    QuantizedVector quantized;  ///< where there is a quantizer
+  };
+
+  /// Stage 2 for the k-th vector of this thread, in two steps: computing it ... All lanes of a warp call it together.
+  COMMFUSE_DEVICE Finished finish(u32 token, u32 k, const Vec16& y, const Vec16& facts) const {
+    Finished finished{y, zero(), {{0, 0}, 0}};
+    if constexpr (Config::kNorm != Norm::kNone) {
+      finished.result = result_of(token, k, y, facts);
+      quantize(k, finished, ptx::float_of(facts.word[1]));
+    }
+    return finished;
+  }
+  /// From the result; `row_maximum` counts for kFp8Token only.
+  COMMFUSE_DEVICE void quantize(u32 k, Finished& finished, float row_maximum) const {
+    if constexpr (kQuantizes) {
+      float x[kN];
+      unpack<kType>(Map::has(k) ? finished.result : zero(), x);
+      finished.quantized = quantizer_.encode(x, row_maximum);
+    }
+  }
+
+  /// ... and storing it.
+  template <class Destination>
+  COMMFUSE_DEVICE void store(u32 token, u32 k, const Finished& finished, const Destination& destination) const {
+    if (!Map::has(k)) return;
     const u64 index = row_index(token, k);
     const bool own_row = own_rows_.owns(params_.rank, token);
     const u64 own_index = row_index(token - own_begin(), k);
+    const auto store_row = [&](Direct tensor, Vec16* address, const Vec16& v) {
+      destination(tensor, [&](u64 offset) { store_last(shifted(address, offset), v); });
+    };
     if constexpr (Config::kResidual) {
       if constexpr (Config::kResidualScattered) {
-        if (has && own_row) store_last(params_.residual_out + own_index, y);
+        if (own_row) store_last(params_.residual_out + own_index, finished.y);
       } else {
-        if (has) store_last(params_.residual_out + index, y);
+        store_row(Direct::kResidualOut, params_.residual_out + index, finished.y);
       }
     }
     if constexpr (Config::kNorm == Norm::kNone) {
-      if (has) store_last(params_.out + index, y);
-    } else {
-      const Vec16 result = result_of(token, k, y, facts);
-      if constexpr (Config::kNorm == Norm::kLatent) {
-        if (has) store_last(params_.out + index, result);
-      } else if constexpr (Config::kNormOut) {
-        if (has) store_last(params_.norm_out + index, result);
-      }
-      if constexpr (Config::kPartialOut) {
-        if (has && own_row) store_last(params_.partial_norm_out + own_index, result);
-      }
-      if constexpr (kQuantizes) {
-        float x[kN];
-        unpack<kType>(has ? result : zero(), x);
-        const QuantizedVector v = quantizer_.encode(x, ptx::float_of(facts.word[1]));
-        if (has) quantizer_.store(token, Map::vector(k), v);
-      }
+      store_row(Direct::kOut, params_.out + index, finished.y);
+    } else if constexpr (Config::kNorm == Norm::kLatent) {
+      store_row(Direct::kOut, params_.out + index, finished.result);
+    } else if constexpr (Config::kNormOut) {
+      store_row(Direct::kNormOut, params_.norm_out + index, finished.result);
     }
+    if constexpr (Config::kPartialOut) {
+      if (own_row) store_last(params_.partial_norm_out + own_index, finished.result);
+    }
+    if constexpr (kQuantizes) store_quantized(token, k, finished.quantized, destination);
+  }
+  template <class Destination>
+  COMMFUSE_DEVICE void store_quantized(u32 token, u32 k, const QuantizedVector& v,
+                                       const Destination& destination) const {
+    const u32 vector = Map::vector(k);
+    destination(Direct::kQuantOut, [&](u64 offset) { quantizer_.store_values(token, vector, v, offset); });
+    if constexpr (Config::kQuantizer != Quantizer::kFp8Tensor) {
+      if (!quantizer_.stores_scale(vector)) return;
+      destination(Direct::kScaleOut, [&](u64 offset) { quantizer_.store_scale(token, vector, v.scale, offset); });
+    }
+  }
+
+  /// Both steps, into this rank's tensors.
+  COMMFUSE_DEVICE void write(u32 token, u32 k, const Vec16& y, const Vec16& facts) const {
+    store(token, k, finish(token, k, y, facts), OwnTensors{});
   }
 
   /// Once per call, by all threads: the scales of rows and blocks that do not exist.
@@ -191,6 +251,9 @@ class Epilogue {
     } else {
       ptx::store_weak(address, v);
     }
+  }
+  static COMMFUSE_DEVICE Vec16* shifted(Vec16* address, u64 offset) {
+    return reinterpret_cast<Vec16*>(reinterpret_cast<u64>(address) + offset);
   }
   static COMMFUSE_DEVICE Vec16 zero() { return {{0, 0, 0, 0}}; }
   static COMMFUSE_DEVICE u64 row_index(u32 row, u32 k) { return static_cast<u64>(row) * kRowVectors + Map::vector(k); }
@@ -267,8 +330,8 @@ class Epilogue {
     }
   }
 
-  // ---- attention residual: y joins a running softmax mixture of rows
-  // ------------------------------------------------- logit = dot(y, gamma * score weight) * inverse rms of y; with the
+  // ---- attention residual: y joins a running softmax mixture of rows ------------------------------------------------
+  // logit = dot(y, gamma * score weight) * inverse rms of y; with the
   // new maximum m = max(mixture_max, logit) the old mixture counts exp(mixture_max - m) and y counts exp(logit - m).
   // Facts: both counts, the new sum of weights, and the inverse rms of the result.
 

@@ -14,10 +14,10 @@ constexpr u32 kSendersAtATime = kInFlight / kCount < 1
                                     ? 1
                                     : (kInFlight / kCount < kSenders ? kInFlight / kCount : kSenders);
 
-/// Waits for a set of vectors; `wanted[i]` is null where there is nothing to wait for. After a failure the rest of v is
-/// whatever memory held. `sender(i)` names the rank, for the error.
-template <u32 kVectors, class SenderOf>
-COMMFUSE_DEVICE void receive(Vec16* const (&wanted)[kVectors], Vec16 (&v)[kVectors], Call& call, u32 token,
+/// Waits for a set of vectors (or of words); `wanted[i]` is null where there is nothing to wait for. After a failure
+/// the rest of v is whatever memory held. `sender(i)` names the rank, for the error.
+template <class Vector, u32 kVectors, class SenderOf>
+COMMFUSE_DEVICE void receive(Vector* const (&wanted)[kVectors], Vector (&v)[kVectors], Call& call, u32 token,
                              SenderOf sender) {
   COMMFUSE_UNROLL
   for (u32 i = 0; i < kVectors; ++i) {
@@ -35,6 +35,37 @@ COMMFUSE_DEVICE void receive(Vec16* const (&wanted)[kVectors], Vec16 (&v)[kVecto
       if (wanted[i] != nullptr && !has_arrived(v[i])) v[i] = ptx::load_relaxed_sys(wanted[i]);
     }
   }
+}
+
+/// The sum over all ranks, in ascending order, of kCount vectors that can be read where they lie: our own and those at
+/// `address(from, k)`.
+template <class Config, u32 kCount, class AddressOf>
+COMMFUSE_DEVICE void read_sum(u32 rank, const bool (&has)[kCount], const Vec16 (&own)[kCount], AddressOf address,
+                              Vec16 (&sum)[kCount]) {
+  constexpr u32 kRanks = Config::kWorldSize;
+  constexpr u32 kChunk = kSendersAtATime<kRanks, kCount>;
+  Fold<Config::kType, Config::kFp32Accumulate> fold[kCount];
+  COMMFUSE_NO_UNROLL
+  for (u32 base = 0; base < kRanks; base += kChunk) {
+    Vec16 v[kChunk * kCount];
+    COMMFUSE_UNROLL
+    for (u32 j = 0; j < kChunk; ++j) {
+      COMMFUSE_UNROLL
+      for (u32 k = 0; k < kCount; ++k) {
+        const bool read = (kRanks % kChunk == 0 || base + j < kRanks) && base + j != rank && has[k];
+        v[j * kCount + k] = own[k];
+        if (read) v[j * kCount + k] = ptx::load_streaming(address(base + j, k));
+      }
+    }
+    COMMFUSE_UNROLL
+    for (u32 j = 0; j < kChunk; ++j) {
+      if (kRanks % kChunk != 0 && base + j >= kRanks) continue;
+      COMMFUSE_UNROLL
+      for (u32 k = 0; k < kCount; ++k) fold[k].next(v[j * kCount + k]);
+    }
+  }
+  COMMFUSE_UNROLL
+  for (u32 k = 0; k < kCount; ++k) sum[k] = fold[k].sum();
 }
 
 /// The sum over all ranks, in ascending order, of kCount vectors: our own and those that each peer sent. `slot(from,

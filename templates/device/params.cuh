@@ -49,6 +49,11 @@ struct alignas(128) PeerSignals {
   i64 finished[kMaxWorldSize];  ///< direct calls: number of the last call in which that rank is done with our tensors
 };
 
+/// The tensors of a call that direct kernels may reach in all ranks' memory.
+enum class Direct : u32 { kIn, kOut, kResidualOut, kNormOut, kQuantOut, kScaleOut, kCount };
+constexpr u32 kDirectTensors = static_cast<u32>(Direct::kCount);
+COMMFUSE_SHARED u32 bit_of(Direct tensor) { return 1u << static_cast<u32>(tensor); }
+
 /// Options of one call, in AllReduceParams::flags.
 enum CallFlag : u32 {
   kTriggerEarly = 1u << 0,      ///< let the dependent kernel start at once
@@ -89,6 +94,11 @@ struct AllReduceParams {
   const float* mixture;       ///< kAttentionResidual: [tokens, hidden size] fp32, running weighted sum
   const void* score_weight;   ///< kAttentionResidual: [hidden size]
   const void* mixture_gamma;  ///< kAttentionResidual: [hidden size]; null: the mixture is not normalised
+  /// Direct kernels: for each registered range and rank, what to add to an address of ours in that range to get the
+  /// same tensor in that rank's memory; [range * kMaxWorldSize + rank], in device memory.
+  const u64* peer_offsets;
+  u32 direct;                        ///< direct kernels: bit_of() the tensors that lie in registered ranges
+  u16 direct_range[kDirectTensors];  ///< and the numbers of those ranges
 };
 
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
@@ -100,6 +110,6 @@ static_assert(__builtin_offsetof(AllReduceParams, peer_buffer) == 64, "parameter
 static_assert(__builtin_offsetof(AllReduceParams, out) == 192, "parameter layout");
 static_assert(__builtin_offsetof(AllReduceParams, mixture_gamma) == 312, "parameter layout");
 #endif
-static_assert(sizeof(AllReduceParams) == 320, "parameter layout");
+static_assert(sizeof(AllReduceParams) == 344, "parameter layout");
 
 }  // namespace commfuse::device

@@ -114,6 +114,16 @@ COMMFUSE_DEVICE u32 load_acquire_sys(const u32* address) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
   return v;
 }
+COMMFUSE_DEVICE u64 load_relaxed_sys(const u64* address) {
+  u64 v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
+  return v;
+}
+COMMFUSE_DEVICE i64 load_acquire_sys(const i64* address) {
+  i64 v;
+  asm volatile("ld.acquire.sys.global.s64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
+  return v;
+}
 COMMFUSE_DEVICE void store_relaxed_sys(Vec16* address, const Vec16& v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.word[0]), "r"(v.word[1]),
                "r"(v.word[2]), "r"(v.word[3])
@@ -122,8 +132,14 @@ COMMFUSE_DEVICE void store_relaxed_sys(Vec16* address, const Vec16& v) {
 COMMFUSE_DEVICE void store_relaxed_sys(u32* address, u32 v) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
 }
+COMMFUSE_DEVICE void store_relaxed_sys(u64* address, u64 v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
+}
 COMMFUSE_DEVICE void store_release_sys(u32* address, u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
+}
+COMMFUSE_DEVICE void store_release_sys(i64* address, i64 v) {
+  asm volatile("st.release.sys.global.s64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
 }
 
 /// Adds without waiting for the old value.

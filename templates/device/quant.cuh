@@ -124,28 +124,31 @@ class RowQuantizer {
     return vector % kBlockLanes == 0;
   }
 
-  /// Writes vector number `vector` of row `row`, and its block's scale if that is this lane's to write.
-  COMMFUSE_DEVICE void store(u64 row, u32 vector, const QuantizedVector& v) const {
-    u8* values = tensors_.values + row * kRowBytesOut + vector * kVectorBytesOut;
+  /// Writes the values of vector number `vector` of row `row`, `offset` bytes from where the tensor lies (0, or the way
+  /// to a peer's).
+  COMMFUSE_DEVICE void store_values(u64 row, u32 vector, const QuantizedVector& v, u64 offset = 0) const {
+    u8* values = tensors_.values + offset + row * kRowBytesOut + vector * kVectorBytesOut;
     if constexpr (kQuantizer == Quantizer::kFp4) {
       ptx::store_weak(reinterpret_cast<u32*>(values), v.word[0]);
     } else {
       ptx::store_weak(reinterpret_cast<u64*>(values), static_cast<u64>(v.word[1]) << 32 | v.word[0]);
     }
-    if (stores_scale(vector)) store_scale(row, vector / kBlockLanes, v.scale);
   }
 
-  COMMFUSE_DEVICE void store_scale(u64 row, u32 block, u32 scale) const {
+  /// Writes the scale of the block (or row) of vector number `vector`; for the lane that stores_scale() says.
+  COMMFUSE_DEVICE void store_scale(u64 row, u32 vector, u32 scale, u64 offset = 0) const {
+    const u32 block = vector / kBlockLanes;
+    u8* const tensor = tensors_.scales + offset;
     if constexpr (kQuantizer == Quantizer::kFp8Block) {
-      u32* scales = reinterpret_cast<u32*>(tensors_.scales);
+      u32* scales = reinterpret_cast<u32*>(tensor);
       ptx::store_weak(scales + block_scale_index(row, block, tensors_.scale_stride), scale);
     } else if constexpr (kQuantizer == Quantizer::kFp8Token) {
-      ptx::store_weak(reinterpret_cast<u32*>(tensors_.scales) + row, scale);
+      ptx::store_weak(reinterpret_cast<u32*>(tensor) + row, scale);
     } else if constexpr (kQuantizer == Quantizer::kFp4) {
-      u8* scales = tensors_.scales + fp4_scale_offset(Config::kScaleLayout, row, block, kBlocks);
+      u8* scales = tensor + fp4_scale_offset(Config::kScaleLayout, row, block, kBlocks);
       ptx::store_weak(scales, static_cast<u8>(scale));
     } else if constexpr (kQuantizer == Quantizer::kFp8Group) {
-      u8* scales = tensors_.scales + packed_scale_offset(row, block, tensors_.scale_stride);
+      u8* scales = tensor + packed_scale_offset(row, block, tensors_.scale_stride);
       ptx::store_weak(scales, static_cast<u8>(scale));
       if (kBlocks % 4 != 0 && block == kBlocks - 1) {  // the word has room for groups that do not exist
         COMMFUSE_UNROLL

@@ -45,9 +45,16 @@ COMMFUSE_DEVICE bool has_arrived(const Vec16& v) {
   return ptx::max_u32(ptx::max_u32(v.word[0], v.word[1]), ptx::max_u32(v.word[2], v.word[3])) != kEmptyWord;
 }
 
+COMMFUSE_DEVICE bool has_arrived(u64 v) {
+  return static_cast<u32>(v) != kEmptyWord && static_cast<u32>(v >> 32) != kEmptyWord;
+}
+COMMFUSE_DEVICE bool has_arrived(u32 v) { return v != kEmptyWord; }
+
 COMMFUSE_DEVICE void make_empty(Vec16* slot) {
   ptx::store_weak(slot, {{kEmptyWord, kEmptyWord, kEmptyWord, kEmptyWord}});
 }
+COMMFUSE_DEVICE void make_empty(u64* slot) { ptx::store_weak(slot, ~0ull); }
+COMMFUSE_DEVICE void make_empty(u32* slot) { ptx::store_weak(slot, kEmptyWord); }
 
 /// The rotation buffers of one call, as addresses.
 class Rotation {

@@ -3,12 +3,6 @@
 
 #include "device/types.cuh"
 
-#ifdef __CUDACC__
-#define COMMFUSE_SHARED __host__ __device__ constexpr
-#else
-#define COMMFUSE_SHARED constexpr
-#endif
-
 namespace commfuse::device {
 
 /// Arrangement of FP4 scales, one byte per block of 16 columns. The numbers are those of public interfaces.

@@ -3,6 +3,13 @@
 // parameter block is shared with the host; the simulator compiles everything).
 #pragma once
 
+/// For functions that the host uses too.
+#ifdef __CUDACC__
+#define COMMFUSE_SHARED __host__ __device__ constexpr
+#else
+#define COMMFUSE_SHARED constexpr
+#endif
+
 namespace commfuse::device {
 
 using u8 = unsigned char;
@@ -62,6 +69,7 @@ enum class Quantizer : int {
 //     static constexpr u32 kLatentWidth = 0;             // kLatent
 //     static constexpr u32 kThreads = 128;               // of a block
 //     static constexpr u32 kCluster = 8;                 // blocks that share a token
+//     static constexpr bool kDirect = false;             // two-shot that reaches into peers' registered tensors
 //   };
 
 }  // namespace commfuse::device

@@ -142,11 +142,12 @@ class Builder {
   Bytes scattered(const Bytes& matrix, int rank) const {
     return spec_.residual_scattered ? own_rows(matrix, rank) : matrix;
   }
-  /// Around 1, or around 0 where 1 is added.
+  /// Around 1, or around 0 where 1 is added; exactly that for Values::kMinusOnes.
   Bytes weights(std::size_t count, std::uint64_t salt) const {
     Random random(seed_ * 977 + salt);
+    const float spread = values_ == Values::kMinusOnes ? 0.0f : 0.25f;
     std::vector<float> values(count);
-    for (float& value : values) value = (spec_.weight_bias ? 0.0f : 1.0f) + 0.25f * random.normal();
+    for (float& value : values) value = (spec_.weight_bias ? 0.0f : 1.0f) + spread * random.normal();
     Bytes bytes(count * static_cast<std::size_t>(element_bytes(spec_.gamma_dtype)));
     narrow(values, spec_.gamma_dtype, bytes, 0);
     return bytes;

@@ -89,6 +89,8 @@ void Writer::put(std::size_t i, Values values) {
       const bool zero = block % 3 == 0 || block / 2 % 5 == 0 || block / 8 % 4 == 0;
       return zero ? put_bits(i, sign()) : put_value(i, normal);
     }
+    case Values::kMinusOnes:
+      return put_value(i, -1.0f);
     case Values::kAnyBits:
       return put_bits(i, any());
   }
@@ -137,6 +139,8 @@ std::string_view to_string(Values values) {
       return "outliers";
     case Values::kZeroBlocks:
       return "zero_blocks";
+    case Values::kMinusOnes:
+      return "minus_ones";
     case Values::kAnyBits:
       return "any_bits";
   }

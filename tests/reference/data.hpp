@@ -35,12 +35,13 @@ enum class Values {
   kTies,        ///< pairs whose sums lie halfway between two values of a 16-bit type
   kOutliers,    ///< normal, with one element in a hundred a thousand times larger
   kZeroBlocks,  ///< blocks of 16, 32 or 128 columns that are all zero, of both signs, among normal values
+  kMinusOnes,   ///< -1, with norm weights of 1: FP4 results are all -6, words of 0xffffffff
   kAnyBits,     ///< uniform random bits: everything the type can hold
 };
-inline constexpr std::array kAllValues = {Values::kNormal,        Values::kWide,       Values::kZeros,
-                                          Values::kNegativeZeros, Values::kOnesWords,  Values::kNans,
-                                          Values::kSubnormals,    Values::kInfinities, Values::kTies,
-                                          Values::kOutliers,      Values::kZeroBlocks, Values::kAnyBits};
+inline constexpr std::array kAllValues = {
+    Values::kNormal,     Values::kWide,       Values::kZeros,      Values::kNegativeZeros, Values::kOnesWords,
+    Values::kNans,       Values::kSubnormals, Values::kInfinities, Values::kTies,          Values::kOutliers,
+    Values::kZeroBlocks, Values::kMinusOnes,  Values::kAnyBits};
 [[nodiscard]] std::string_view to_string(Values values);
 
 /// `count` elements of `type`. Equal arguments give equal bytes.

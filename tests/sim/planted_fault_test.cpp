@@ -55,12 +55,34 @@ void uses_two_buffers(const AllReduceParams& params) {
   g_kernel(wrong);
 }
 
+device::PeerSignals* own_signals(const AllReduceParams& params) {
+  return reinterpret_cast<device::PeerSignals*>(params.peer_buffer[params.rank] + 3 * params.rotation_bytes);
+}
+
+/// Takes a peer's earlier call for its present one: touches its tensors before it lets us.
+void does_not_wait_for_the_start(const AllReduceParams& params) {
+  ptx::store_release_sys(&own_signals(params)->started[1 - params.rank], device::i64{1000});
+  g_kernel(params);
+}
+
+/// Ends while the peer may still read the input.
+void does_not_wait_for_the_end(const AllReduceParams& params) {
+  ptx::store_release_sys(&own_signals(params)->finished[1 - params.rank], device::i64{1000});
+  g_kernel(params);
+}
+
 /// Whether any of 200 executions of six calls goes wrong, in whatever way.
 bool is_caught(Algorithm algorithm, AllReduceKernel faulty) {
   const KernelSpec spec = two_ranks(algorithm);
   g_kernel = find_kernel(spec);
   std::vector<SimulatedCall> calls;
-  for (int i = 0; i < 6; ++i) calls.push_back({.spec = spec, .tokens = 2, .kernel = faulty});
+  for (int i = 0; i < 6; ++i) {
+    calls.push_back({.spec = spec,
+                     .tokens = 2,
+                     .direct = algorithm == Algorithm::kDirect ? ~0U : 0U,
+                     .reuses_tensors = true,
+                     .kernel = faulty});
+  }
   for (const Options& options : executions(200)) {
     try {
       if (!run_calls(calls, options).empty()) return true;
@@ -74,6 +96,15 @@ bool is_caught(Algorithm algorithm, AllReduceKernel faulty) {
 TEST(PlantedFault, NoneIsReportedForTheKernelAsItIs) {
   EXPECT_FALSE(is_caught(Algorithm::kOneShot, nullptr));
   EXPECT_FALSE(is_caught(Algorithm::kTwoShot, nullptr));
+  EXPECT_FALSE(is_caught(Algorithm::kDirect, nullptr));
+}
+
+TEST(PlantedFault, TouchingAPeersTensorsBeforeItsCallIsCaught) {
+  EXPECT_TRUE(is_caught(Algorithm::kDirect, does_not_wait_for_the_start));
+}
+
+TEST(PlantedFault, EndingBeforeThePeersAreDoneIsCaught) {
+  EXPECT_TRUE(is_caught(Algorithm::kDirect, does_not_wait_for_the_end));
 }
 
 TEST(PlantedFault, ASkippedClearIsCaught) { EXPECT_TRUE(is_caught(Algorithm::kOneShot, skips_the_clear)); }

@@ -55,11 +55,20 @@ COMMFUSE_DEVICE u32 load_relaxed_sys(const u32* address) { return simulated_load
 COMMFUSE_DEVICE u32 load_acquire_sys(const u32* address) {
   return simulated_load(address, sim::LoadOrder::kAcquireSystem);
 }
+COMMFUSE_DEVICE u64 load_relaxed_sys(const u64* address) { return simulated_load(address, sim::LoadOrder::kRelaxed); }
+COMMFUSE_DEVICE i64 load_acquire_sys(const i64* address) {
+  return simulated_load(address, sim::LoadOrder::kAcquireSystem);
+}
 COMMFUSE_DEVICE void store_relaxed_sys(Vec16* address, const Vec16& v) { sim::store(address, &v, 16, true); }
 COMMFUSE_DEVICE void store_relaxed_sys(u32* address, u32 v) { sim::store(address, &v, 4, true); }
+COMMFUSE_DEVICE void store_relaxed_sys(u64* address, u64 v) { sim::store(address, &v, 8, true); }
 COMMFUSE_DEVICE void store_release_sys(u32* address, u32 v) {
   sim::release(sim::Scope::kSystem);
   sim::store(address, &v, 4, true);
+}
+COMMFUSE_DEVICE void store_release_sys(i64* address, i64 v) {
+  sim::release(sim::Scope::kSystem);
+  sim::store(address, &v, 8, true);
 }
 
 COMMFUSE_DEVICE void add_relaxed_gpu(u32* address, u32 v) { sim::fetch_add(address, v); }

@@ -66,7 +66,10 @@ void quantize_kernel(const Params& p) {
     float x[8];
     load(vector, x);
     const device::QuantizedVector v = quantizer.encode(x, row_maximum);
-    if (vector < kVectors) quantizer.store(row, vector, v);
+    if (vector < kVectors) {
+      quantizer.store_values(row, vector, v);
+      if (quantizer.stores_scale(vector)) quantizer.store_scale(row, vector, v.scale);
+    }
   }
   if (p.zero_padding) quantizer.zero_padding(p.rows, row * 32 + lane, 32 * p.rows);
 }

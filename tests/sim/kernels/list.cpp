@@ -109,6 +109,19 @@ std::vector<KernelSpec> simulated_kernels() {
       list.add(group, {64, 1});
     }
   }
+  // Direct kernels: the protocol for several world sizes, every pattern, and outputs that only the owner has.
+  for (const Pattern pattern : kBasicPatterns) {
+    for (const int world_size : {1, 2, 3, 4, 8}) {
+      list.add(shape(pattern, Algorithm::kDirect, world_size, 528, DataType::kBf16), {64, 1});
+    }
+    list.add(shape(pattern, Algorithm::kDirect, 2, 8192, DataType::kBf16));
+  }
+  for (const auto& entry : runtime::kNames<Pattern>) {
+    KernelSpec direct = shape(entry.value, Algorithm::kDirect, 3, 768, DataType::kBf16);
+    list.add(direct, {64, 1});
+    direct.residual_scattered = true;
+    list.add(direct, {64, 1});
+  }
   return list.take();
 }
 

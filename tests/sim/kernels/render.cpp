@@ -29,6 +29,7 @@ std::string render_shard(const std::vector<KernelSpec>& kernels, std::size_t sha
 #include "sim/ptx.hpp"
 
 #include "all_reduce.cuh"
+#include "all_reduce_two_shot.cuh"
 #include "sim/kernels/registry.hpp"
 
 namespace {{

@@ -1,5 +1,7 @@
 #include "sim/kernels/run.hpp"
 
+#include "sim/ptx.hpp"
+
 #include <algorithm>
 #include <array>
 
@@ -12,23 +14,45 @@ using reference::Bytes;
 using reference::Case;
 using reference::TensorId;
 
+using Pointers = std::array<std::uint8_t*, reference::kTensorCount>;
+
 /// One rank's workspace and streams of calls, in simulated memory.
 struct Rank {
   std::uint8_t* buffers = nullptr;
   device::Control* control = nullptr;
   device::HostMailbox* mailbox = nullptr;
+  Pointers reused{};  ///< SimulatedCall::reuses_tensors
 };
 
 struct PlacedCall {
   Case data;
-  std::vector<std::array<std::uint8_t*, reference::kTensorCount>> pointers;  ///< by rank
+  std::vector<Pointers> pointers;  ///< by rank: what the host writes and reads
+  std::vector<Pointers> passed;    ///< by rank: what the kernel is given
 };
+
+/// A kernel of the engine's: copies words.
+struct CopyParams {
+  const device::u32* from;
+  device::u32* to;
+  device::u32 words;
+};
+void copy_words(const CopyParams& params) {
+  device::ptx::wait_for_predecessors();
+  for (device::u32 i = device::ptx::thread_index(); i < params.words; i += device::ptx::thread_count()) {
+    device::ptx::store_weak(params.to + i, device::ptx::load_weak(params.from + i));
+  }
+}
+
+constexpr bool is_reused(TensorId id) noexcept { return id == TensorId::kIn || is_output(id); }
+constexpr std::size_t memory_of(std::size_t bytes) noexcept {
+  return std::max<std::size_t>((bytes + 15) / 16 * 16, 16);
+}
 
 unsigned teams_of(const SimulatedCall& call) {
   if (call.teams != 0) return call.teams;
   const KernelSpec& spec = call.spec;
   const std::int64_t vectors = call.tokens * spec.hidden_size * size_of(spec.dtype) / 16;
-  if (spec.algorithm == Algorithm::kTwoShot) {
+  if (spec.algorithm != Algorithm::kOneShot) {
     return static_cast<unsigned>((call.tokens + spec.world_size - 1) / spec.world_size);
   }
   if (spec.pattern == Pattern::kAllReduce) return static_cast<unsigned>((vectors + spec.threads - 1) / spec.threads);
@@ -78,17 +102,70 @@ class Run {
 
  private:
   void place(const SimulatedCall& call, std::uint64_t seed) {
-    placed_.push_back({reference::make_case(call.spec, call.tokens, call.values, seed, seed % 2 == 1), {}});
+    placed_.push_back({reference::make_case(call.spec, call.tokens, call.values, seed, seed % 2 == 1), {}, {}});
     PlacedCall& placed = placed_.back();
     for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
       placed.pointers.push_back(tensors_of(call, placed.data, rank));
-      if (rank != absent_) launch(call, placed, rank, seed % 2 == 1);
+      placed.passed.push_back(call.reuses_tensors ? reused_tensors(placed, rank) : placed.pointers.back());
+    }
+    for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
+      if (rank == absent_) continue;
+      if (call.reuses_tensors) copy_reused(placed, rank, false);
+      launch(call, placed, rank, seed % 2 == 1);
+      if (call.reuses_tensors) copy_reused(placed, rank, true);
     }
   }
 
-  std::array<std::uint8_t*, reference::kTensorCount> tensors_of(const SimulatedCall& call, const Case& data,
-                                                                std::uint32_t rank) {
-    std::array<std::uint8_t*, reference::kTensorCount> pointers{};
+  /// The tensors that all calls share, made by the first call: the first must be the largest.
+  Pointers reused_tensors(const PlacedCall& placed, std::uint32_t rank) {
+    Pointers pointers = placed.pointers[rank];
+    for (int i = 0; i < reference::kTensorCount; ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const reference::CaseTensor& tensor = placed.data.tensor(static_cast<int>(rank), id);
+      if (!tensor.used || !is_reused(id)) continue;
+      std::uint8_t*& reused = ranks_[rank].reused[static_cast<std::size_t>(i)];
+      if (reused == nullptr) {
+        const std::size_t bytes = memory_of(tensor.bytes.size());
+        reused = world_.allocate<std::uint8_t>(rank, bytes, to_string(id));
+        world_.memset(reused, reference::kPoison, bytes);
+      }
+      pointers[static_cast<std::size_t>(i)] = reused;
+    }
+    return pointers;
+  }
+  void copy_reused(const PlacedCall& placed, std::uint32_t rank, bool outputs) {
+    for (int i = 0; i < reference::kTensorCount; ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const reference::CaseTensor& tensor = placed.data.tensor(static_cast<int>(rank), id);
+      if (!tensor.used || !is_reused(id) || is_output(id) != outputs) continue;
+      auto* host = reinterpret_cast<device::u32*>(placed.pointers[rank][static_cast<std::size_t>(i)]);
+      auto* reused = reinterpret_cast<device::u32*>(placed.passed[rank][static_cast<std::size_t>(i)]);
+      const CopyParams params{outputs ? reused : host, outputs ? host : reused,
+                              static_cast<device::u32>((tensor.bytes.size() + 3) / 4)};
+      world_.launch(rank, copy_words, params, {.blocks = 1, .threads = 64, .name = "copy"});
+    }
+  }
+
+  /// One range for each tensor: how far it is from a rank's tensor to each peer's.
+  const device::u64* offsets_of(const PlacedCall& placed, std::uint32_t rank) {
+    constexpr std::array kIds = {TensorId::kIn,      TensorId::kOut,      TensorId::kResidualOut,
+                                 TensorId::kNormOut, TensorId::kQuantOut, TensorId::kScaleOut};
+    static_assert(kIds.size() == device::kDirectTensors);
+    std::array<device::u64, kIds.size() * device::kMaxWorldSize> offsets{};
+    for (std::size_t range = 0; range < kIds.size(); ++range) {
+      const auto id = static_cast<std::size_t>(kIds[range]);
+      for (std::uint32_t peer = 0; peer < world_.ranks(); ++peer) {
+        offsets[range * device::kMaxWorldSize + peer] = reinterpret_cast<device::u64>(placed.passed[peer][id]) -
+                                                        reinterpret_cast<device::u64>(placed.passed[rank][id]);
+      }
+    }
+    auto* memory = world_.allocate<device::u64>(rank, offsets.size(), "peer offsets");
+    world_.write(memory, offsets.data(), sizeof(offsets));
+    return memory;
+  }
+
+  Pointers tensors_of(const SimulatedCall& call, const Case& data, std::uint32_t rank) {
+    Pointers pointers{};
     for (int i = 0; i < reference::kTensorCount; ++i) {
       const auto id = static_cast<TensorId>(i);
       const reference::CaseTensor& tensor = data.tensor(static_cast<int>(rank), id);
@@ -101,10 +178,10 @@ class Run {
         pointers[static_cast<std::size_t>(i)] = pointers[static_cast<std::size_t>(TensorId::kResidualIn)];
         continue;
       }
-      auto* memory = world_.allocate<std::uint8_t>(rank, std::max<std::size_t>(tensor.bytes.size(), 16), to_string(id));
-      if (is_output(id)) {
-        world_.memset(memory, reference::kPoison, tensor.bytes.size());
-      } else {
+      const std::size_t bytes = memory_of(tensor.bytes.size());
+      auto* memory = world_.allocate<std::uint8_t>(rank, bytes, to_string(id));
+      if (is_output(id) || call.reuses_tensors) world_.memset(memory, reference::kPoison, bytes);
+      if (!is_output(id)) {
         world_.write(memory, tensor.bytes.data(), tensor.bytes.size());
       }
       pointers[static_cast<std::size_t>(i)] = memory;
@@ -113,7 +190,7 @@ class Run {
   }
 
   void launch(const SimulatedCall& call, const PlacedCall& placed, std::uint32_t rank, bool zero_padding) {
-    const auto& tensors = placed.pointers[rank];
+    const Pointers& tensors = placed.passed[rank];
     const auto at = [&](TensorId id) { return tensors[static_cast<std::size_t>(id)]; };
     const auto vectors = [&](TensorId id) { return reinterpret_cast<device::Vec16*>(at(id)); };
     const auto floats = [&](TensorId id) { return reinterpret_cast<const float*>(at(id)); };
@@ -146,6 +223,11 @@ class Run {
     params.tokens = static_cast<device::u32>(call.tokens);
     params.flags = (call.dependent ? device::kTriggerEarly : 0U) | (zero_padding ? device::kZeroScalePadding : 0U);
     params.operation = static_cast<device::u32>(call.spec.pattern);
+    if (call.direct != 0) {
+      params.peer_offsets = offsets_of(placed, rank);
+      params.direct = call.direct;
+      for (device::u32 i = 0; i < device::kDirectTensors; ++i) params.direct_range[i] = static_cast<device::u16>(i);
+    }
     params.eps = placed.data.eps;
     const auto cluster = static_cast<std::uint32_t>(call.spec.cluster);
     const AllReduceKernel kernel = call.kernel != nullptr ? call.kernel : find_kernel(call.spec);

@@ -21,6 +21,10 @@ struct SimulatedCall {
   unsigned teams = 0;                ///< blocks or clusters; 0: one per piece of work
   bool dependent = false;            ///< programmatic dependent launch, triggered early
   bool in_place = false;             ///< outputs in the memory of the inputs, where shapes agree
+  std::uint32_t direct = 0;          ///< direct kernels: device::bit_of() the tensors that are registered
+  /// As an engine does it: all calls use the same input and output tensors; a kernel before each call fills the input
+  /// and one after it takes the outputs away. Calls of one run are all so or none.
+  bool reuses_tensors = false;
   AllReduceKernel kernel = nullptr;  ///< instead of the registry's, for planted faults
 };
 
