@@ -58,6 +58,8 @@ class PinnedBuffer {
   }
   ~PinnedBuffer();
 
+  /// Gives up ownership: for a context that has died, and the memory with it.
+  void abandon() noexcept { host_ = nullptr; }
   [[nodiscard]] void* host() const noexcept { return host_; }
   [[nodiscard]] CUdeviceptr device() const noexcept { return device_; }
 

@@ -33,6 +33,7 @@ namespace commfuse::runtime {
   X(cuCtxGetCurrent, 4000, kRequired)                             \
   X(cuCtxSetCurrent, 4000, kRequired)                             \
   X(cuCtxGetDevice, 2000, kRequired)                              \
+  X(cuCtxGetId, 12000, kRequired)                                 \
   X(cuCtxSynchronize, 2000, kRequired)                            \
   X(cuCtxEnablePeerAccess, 4000, kRequired)                       \
   X(cuMemGetInfo, 3020, kRequired)                                \

@@ -163,6 +163,13 @@ bool GroupBuffers::leave_memory_to_peers() noexcept {
   return kept;
 }
 
+void GroupBuffers::abandon() noexcept {
+  for (auto& [id, buffer] : buffers_) buffer.memory.abandon();
+  for (auto& of_rank : opened_) {
+    for (auto& [number, opened] : of_rank) opened.mapping.abandon();
+  }
+}
+
 GroupSteps GroupBuffers::steps_to(std::string_view purpose) const {
   return {exchange_, timeout_, fmt::format("{} in group '{}'", purpose, exchange_.group())};
 }

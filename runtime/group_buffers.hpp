@@ -29,6 +29,8 @@ class GroupBuffers {
   void close_mappings() noexcept;
   /// See OwnMemory::leave_to_peers; of all that `allocate` made.
   bool leave_memory_to_peers() noexcept;
+  /// See ProcessWorkspace::abandon.
+  void abandon() noexcept;
 
  private:
   /// The engine's memory that the peers have mapped, by the number under which they know it.

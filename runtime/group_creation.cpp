@@ -51,7 +51,7 @@ std::unique_ptr<ProcessWorkspace> GroupCreation::share_memory() {
     SharedMemory memory;
     attempts_.push_back({kind, sharing.attempt(kind, memory)});
     if (!all_ok(attempts_.back().ranks)) continue;
-    workspace->take(std::move(memory));
+    (void)workspace->take(std::move(memory), rotation_bytes_);
     return workspace;
   }
   throw no_kind_error(exchange_.group(), attempts_);

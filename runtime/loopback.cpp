@@ -28,10 +28,21 @@ class LoopbackWorkspace final : public runtime::WorkspaceState {
     reset();
   }
 
+  /// With no call under way.
   void reset() {
     buffers_.fill(runtime::kEmptyWord);
-    control_memory_.fill(0);
-    std::memset(mailbox_, 0, sizeof(*mailbox_));
+    device::Control control{};
+    control.generation = generation_;
+    control_memory_.upload(&control, sizeof(control));
+    COMMFUSE_DRIVER(cuCtxSynchronize());
+    std::memset(static_cast<void*>(mailbox_), 0, sizeof(*mailbox_));
+  }
+  /// What becomes of the old buffers is the caller's affair; the peers have to be met again.
+  runtime::DeviceBuffer exchange_buffers(runtime::DeviceBuffer larger, std::uint64_t rotation_bytes) {
+    std::swap(buffers_, larger);
+    rotation_bytes_ = rotation_bytes;
+    ++generation_;
+    return larger;
   }
   void meet(const LoopbackWorkspace& peer) { peer_buffer_[peer.rank_] = peer.buffers_.pointer(); }
 
@@ -81,6 +92,21 @@ Workspace& LoopbackGroup::workspace(int rank) { return *state_->ranks.at(static_
 void LoopbackGroup::reset() {
   COMMFUSE_DRIVER(cuCtxSynchronize());
   for (auto& rank : state_->ranks) rank->reset();
+}
+
+void LoopbackGroup::grow(std::uint64_t rotation_bytes) {
+  rotation_bytes = runtime::rounded_rotation_bytes(rotation_bytes);
+  if (rotation_bytes <= workspace(0).rotation_bytes()) return;
+  std::vector<runtime::DeviceBuffer> buffers;
+  for (int rank = 0; rank < world_size(); ++rank) buffers.emplace_back(runtime::shared_memory_bytes(rotation_bytes));
+  COMMFUSE_DRIVER(cuCtxSynchronize());
+  for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
+    buffers[rank] = state_->ranks[rank]->exchange_buffers(std::move(buffers[rank]), rotation_bytes);
+    state_->ranks[rank]->reset();
+  }
+  for (auto& rank : state_->ranks) {
+    for (const auto& peer : state_->ranks) rank->meet(*peer);
+  }
 }
 
 RegisteredBuffer LoopbackGroup::allocate(std::uint64_t bytes) {

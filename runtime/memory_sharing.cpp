@@ -120,7 +120,7 @@ std::vector<Outcome> MemorySharing::attempt(MemoryKind kind, SharedMemory& memor
       memory.own.resume();
     }
     // Before anybody can know the address: whoever maps it finds it empty.
-    fill(memory.own, 0, memory.own.bytes());
+    memory.own.fill(word_);
     nonce = fresh_nonce();
     return Publication::write(nonce, memory.own.parts());
   });
@@ -136,9 +136,12 @@ std::vector<Outcome> MemorySharing::attempt(MemoryKind kind, SharedMemory& memor
   }
   if (!result.is_ok()) {
     // Nobody frees what another still maps.
-    memory.peers.clear();
+    if (is_new) memory.peers.clear();
+    for (PeerMapping& peer : memory.peers) peer.suspend();
+    memory.own.close_descriptors();
     steps_.barrier();
-    memory.own = OwnMemory();
+    memory.own.suspend();
+    if (is_new) memory.own = OwnMemory();
   }
   return std::move(result.ranks);
 } catch (const ExchangeError&) {
@@ -193,13 +196,7 @@ void MemorySharing::check_words(const OwnMemory& own, std::uint64_t nonce) const
                 "The driver offers access between these GPUs and it does not work; often an IOMMU or PCIe access "
                 "control setting is the reason");
   }
-  fill(own, bytes_ - kSlotsBytes, kSlotsBytes);
-}
-
-void MemorySharing::fill(const OwnMemory& own, std::uint64_t offset, std::uint64_t bytes) const {
-  COMMFUSE_DRIVER(cuMemsetD32(own.pointer() + offset, word_, bytes / sizeof(word_)));
-  // A memset of device memory may return before it is done.
-  COMMFUSE_DRIVER(cuCtxSynchronize());
+  own.fill(word_, bytes_ - kSlotsBytes, kSlotsBytes);
 }
 
 std::uint64_t MemorySharing::slot(int sender) const noexcept {

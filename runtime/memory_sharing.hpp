@@ -16,6 +16,11 @@ struct SharedMemory {
   OwnMemory own;
   std::vector<PeerMapping> peers;  ///< by rank; the own one is empty
 
+  /// See ProcessWorkspace::abandon.
+  void abandon() noexcept {
+    own.abandon();
+    for (PeerMapping& peer : peers) peer.abandon();
+  }
   /// Addresses of all ranks' memory, by rank.
   [[nodiscard]] CUdeviceptr pointer(int rank, int own_rank) const noexcept {
     return rank == own_rank ? own.pointer() : peers[static_cast<std::size_t>(rank)].pointer();
@@ -40,7 +45,7 @@ class MemorySharing {
   MemorySharing(GroupSteps& steps, CUdevice device, std::uint64_t bytes, std::uint32_t word);
 
   /// How it ended on each rank. Where all is well `memory` is shared; it may come suspended, and then keeps its
-  /// addresses. Otherwise it is empty, and nobody has anything of it mapped.
+  /// addresses. Otherwise it is empty or suspended as it came, and nobody has anything of it mapped.
   [[nodiscard]] std::vector<Outcome> attempt(MemoryKind kind, SharedMemory& memory);
 
  private:
@@ -48,7 +53,6 @@ class MemorySharing {
   void map_peers(MemoryKind kind, SharedMemory& memory, std::vector<Publication>& published);
   void write_words(const std::vector<Publication>& published, const SharedMemory& memory) const;
   void check_words(const OwnMemory& own, std::uint64_t nonce) const;
-  void fill(const OwnMemory& own, std::uint64_t offset, std::uint64_t bytes) const;
   /// Where a sender's word stands in a rank's memory.
   [[nodiscard]] std::uint64_t slot(int sender) const noexcept;
 

@@ -151,6 +151,12 @@ void OwnMemory::fill_range() {
   range_.append(handle.get(), device_, bytes_);
 }
 
+void OwnMemory::fill(std::uint32_t word, std::uint64_t offset, std::uint64_t bytes) const {
+  COMMFUSE_DRIVER(cuMemsetD32(pointer() + offset, word, bytes / sizeof(word)));
+  // A memset of device memory may return before it is done.
+  COMMFUSE_DRIVER(cuCtxSynchronize());
+}
+
 void OwnMemory::suspend() noexcept { range_.unmap(); }
 
 void OwnMemory::resume() {

@@ -80,6 +80,9 @@ class OwnMemory {
   /// Once all peers have what they need.
   void close_descriptors() { parts_.clear(); }
 
+  /// With a repeated word; returns when done. All of it, or some whole words.
+  void fill(std::uint32_t word) const { fill(word, 0, bytes_); }
+  void fill(std::uint32_t word, std::uint64_t offset, std::uint64_t bytes) const;
   /// VMM kinds: gives the memory back and keeps the addresses. Peers must have closed their mappings for the memory to
   /// be free.
   void suspend() noexcept;
@@ -93,6 +96,8 @@ class OwnMemory {
     buffer_.abandon();
     return kept;
   }
+  /// The context has died. Memory of cuMemCreate does not belong to one.
+  void abandon() noexcept { buffer_.abandon(); }
 
  private:
   void fill_range();
@@ -123,6 +128,8 @@ class PeerMapping {
   ~PeerMapping();
 
   [[nodiscard]] CUdeviceptr pointer() const noexcept { return range_.pointer() + opened_; }
+  /// As OwnMemory::abandon.
+  void abandon() noexcept { opened_ = 0; }
   /// VMM kinds: lets go of the peer's memory and keeps the addresses.
   void suspend() noexcept { range_.unmap(); }
   /// Maps the peer's new memory at the old addresses. Throws as the constructor.

@@ -1,6 +1,8 @@
 // One rank's workspace in a process of its own.
 #pragma once
 
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "commfuse/exchange.hpp"
@@ -28,13 +30,45 @@ class ProcessWorkspace final : public WorkspaceState {
     device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());
   }
 
-  void take(SharedMemory memory) {
-    memory_ = std::move(memory);
+  /// Takes memory for rotation buffers of that size, and gives back what it had.
+  SharedMemory take(SharedMemory memory, std::uint64_t rotation_bytes) {
+    std::swap(memory_, memory);
+    rotation_bytes_ = rotation_bytes;
+    find_peers();
+    return memory;
+  }
+  [[nodiscard]] SharedMemory& memory() noexcept { return memory_; }
+  /// To be called when addresses may have changed.
+  void find_peers() noexcept {
     for (int rank = 0; rank < world_size_; ++rank) peer_buffer_[rank] = memory_.pointer(rank, rank_);
   }
+  [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
+  /// Starts over at epoch 0, without a failure; calls are prepared for `generation` from now on. No call may be under
+  /// way, and the rotation buffers must be empty.
+  void restart(std::uint32_t generation) {
+    device::Control control{};
+    control.generation = generation;
+    control_memory_.upload(&control, sizeof(control));
+    COMMFUSE_DRIVER(cuCtxSynchronize());
+    std::memset(static_cast<void*>(mailbox_), 0, sizeof(*mailbox_));
+    generation_ = generation;
+  }
+  /// What calls must have been prepared for so that the device does not refuse them.
+  void tell_generation(std::uint32_t generation) {
+    const CUdeviceptr word = control_memory_.pointer() + offsetof(device::Control, generation);
+    COMMFUSE_DRIVER(cuMemcpyHtoD(word, &generation, sizeof(generation)));
+    COMMFUSE_DRIVER(cuCtxSynchronize());
+  }
+  void set_suspended(bool is_suspended) noexcept { is_suspended_ = is_suspended; }
   void close_mappings() noexcept { memory_.peers.clear(); }
   /// See OwnMemory::leave_to_peers.
   bool leave_memory_to_peers() noexcept { return memory_.own.leave_to_peers(); }
+  /// The context has died and its memory with it: nothing is to be given back.
+  void abandon() noexcept {
+    memory_.abandon();
+    control_memory_.abandon();
+    mailbox_memory_.abandon();
+  }
 
  private:
   DeviceBuffer control_memory_;

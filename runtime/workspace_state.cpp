@@ -20,6 +20,7 @@ std::string Failure::text() const {
       return fmt::format("rank {}: aborted in call {} ({}) while waiting for rank {}'s data of token {}", rank, epoch,
                          operation, awaited_rank, token);
     case Code::kStale:
+      if (operation.empty()) return fmt::format("rank {}: the workspace is suspended", rank);
       return fmt::format("rank {}: call {} ({}) was prepared for an earlier generation of the workspace", rank, epoch,
                          operation);
     default:
@@ -80,6 +81,7 @@ Code code_of(std::uint32_t status) noexcept {
 }  // namespace
 
 Code WorkspaceState::failure_code() const noexcept {
+  if (is_suspended_) return Code::kStale;
   const Code code = code_of(read(mailbox_->status));
   return code == Code::kOk && read(mailbox_->abort) != 0 ? Code::kAborted : code;
 }

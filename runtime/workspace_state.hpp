@@ -23,6 +23,9 @@ inline constexpr std::uint64_t kBufferAlignment = 256;
 /// What an empty rotation buffer is full of.
 inline constexpr std::uint32_t kEmptyWord = 0xffffffffU;
 
+/// No call is ever prepared for it.
+inline constexpr std::uint32_t kSuspendedGeneration = 0xffffffffU;
+
 /// The common part of every workspace: addresses and the mailbox. How the memory came to be is the derived class's
 /// affair.
 class WorkspaceState : public Workspace {
@@ -42,7 +45,9 @@ class WorkspaceState : public Workspace {
     return buffers_.holding(pointer, bytes);
   }
   [[nodiscard]] RegisteredRanges& buffers() noexcept { return buffers_; }
-  /// The code of the first failure, kOk as long as there is none; the cheap part of failure().
+  /// Its memory is not there at the moment.
+  [[nodiscard]] bool is_suspended() const noexcept { return is_suspended_; }
+  /// The code of the first failure, kOk as long as there is none, kStale while suspended; the cheap part of failure().
   [[nodiscard]] Code failure_code() const noexcept;
 
  protected:
@@ -51,6 +56,7 @@ class WorkspaceState : public Workspace {
   std::uint64_t rotation_bytes_ = 0;
   std::uint64_t timeout_ns_ = 0;
   std::uint32_t generation_ = 0;
+  bool is_suspended_ = false;
   DeviceCaps caps_;
   std::uint64_t peer_buffer_[device::kMaxWorldSize] = {};
   device::Control* control_ = nullptr;      ///< device memory

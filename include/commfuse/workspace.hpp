@@ -103,6 +103,8 @@ class LoopbackGroup {
   /// After a failure or an abort, with no call under way: empties all buffers and starts over at epoch 0. Graphs
   /// captured before keep working.
   void reset();
+  /// As ProcessGroup::grow.
+  void grow(std::uint64_t rotation_bytes);
 
   /// `bytes` bytes on every rank, aligned to 256, zeroed. Throws Error(kInvalidArgument, kOutOfMemory, kDriver). These
   /// three may not run while calls of the group are being launched.
@@ -145,8 +147,9 @@ class ProcessGroup {
   [[nodiscard]] static ProcessGroup create(Exchange& exchange, const WorkspaceOptions& options,
                                            MemoryKind kind = MemoryKind::kAuto);
   /// Waits for this context's work, closes all mappings, those of registered buffers included, waits a little for the
-  /// others to do the same, and frees. Best effort; never throws. Groups of one exchange must be destroyed in the same
-  /// order on all ranks.
+  /// others to do the same, and frees. Best effort; never throws; also where the context is gone already, and while the
+  /// process ends. Groups of one exchange must be destroyed in the same order on all ranks, operations on its workspace
+  /// in any.
   ~ProcessGroup();
   ProcessGroup(ProcessGroup&&) noexcept;
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
@@ -176,6 +179,24 @@ class ProcessGroup {
   /// the same allocation is registered), so that its owner may free it; what allocate() made is freed. After an
   /// ExchangeError a peer may still have it open: memory of cuMemAlloc must then be kept until the peer is gone.
   void release(const RegisteredBuffer& buffer);
+
+  /// After a failure or an abort: waits for the work of all ranks, empties the buffers and starts over at epoch 0.
+  /// Graphs captured before keep working.
+  void reset();
+  /// Makes room for calls of `rotation_bytes` and starts over as reset() does; nothing happens where there is enough.
+  /// Needs memory for the old and the new buffers at once. Operations go on with the new ones. Graphs captured before
+  /// touch nothing when they are replayed: they fail with kStale, which is seen in Workspace::failure() and refuses
+  /// further launches until reset().
+  void grow(std::uint64_t rotation_bytes);
+  /// Sleep mode: gives back the memory of the rotation buffers until resume(); launches meanwhile are refused with
+  /// kStale, and so are graphs. Registered buffers stay. Nothing happens where it is suspended.
+  void suspend();
+  /// Takes memory again and starts over as reset() does. With kVmmDescriptor and kVmmFabric it has the addresses that
+  /// it had, so graphs captured before work again; with kLegacyIpc they are refused as after grow(). After
+  /// Error(kOutOfMemory) it is still suspended.
+  void resume();
+  /// What the destructor does. The group may then only be destroyed or assigned to.
+  void destroy() noexcept;
 
  private:
   struct State;

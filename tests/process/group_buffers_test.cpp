@@ -64,14 +64,6 @@ class Rank {
   std::uint64_t round_ = 0;
 };
 
-#define REQUIRE(condition)                                \
-  do {                                                    \
-    if (!(condition)) {                                   \
-      std::printf("line %d: %s\n", __LINE__, #condition); \
-      return;                                             \
-    }                                                     \
-  } while (false)
-
 char* allocate_plain(std::size_t bytes) {
   CUdeviceptr pointer = 0;
   COMMFUSE_DRIVER(cuMemAlloc(&pointer, bytes));
@@ -100,28 +92,29 @@ void allocate(const RankArguments& arguments) {
   const int before = live_objects();
   const RegisteredBuffer small = rank.group().allocate(1000);
   const RegisteredBuffer large = rank.group().allocate(std::uint64_t{5} << 20);
-  REQUIRE(small.id() != large.id() && small.bytes() == 1000);
-  REQUIRE(reinterpret_cast<std::uintptr_t>(small.pointer(rank.rank())) % 256 == 0);
-  REQUIRE(*static_cast<std::uint64_t*>(small.pointer(rank.rank())) == 0);
-  REQUIRE(rank.reaches_all(small) && rank.reaches_all(large));
+  COMMFUSE_REQUIRE(small.id() != large.id() && small.bytes() == 1000);
+  COMMFUSE_REQUIRE(reinterpret_cast<std::uintptr_t>(small.pointer(rank.rank())) % 256 == 0);
+  COMMFUSE_REQUIRE(*static_cast<std::uint64_t*>(small.pointer(rank.rank())) == 0);
+  COMMFUSE_REQUIRE(rank.reaches_all(small) && rank.reaches_all(large));
   // What launches look up.
   auto* own = static_cast<char*>(small.pointer(rank.rank()));
   const runtime::RegisteredRange* range = rank.range_of(own + 16, 984);
-  REQUIRE(range != nullptr && range->id == small.id());
+  COMMFUSE_REQUIRE(range != nullptr && range->id == small.id());
   for (int peer = 0; peer < arguments.size; ++peer) {
-    REQUIRE(range->peer_base[static_cast<std::size_t>(peer)] == reinterpret_cast<std::uintptr_t>(small.pointer(peer)));
+    COMMFUSE_REQUIRE(range->peer_base[static_cast<std::size_t>(peer)] ==
+                     reinterpret_cast<std::uintptr_t>(small.pointer(peer)));
   }
-  REQUIRE(rank.range_of(own + 16, 985) == nullptr && rank.range_of(own - 1, 4) == nullptr);
+  COMMFUSE_REQUIRE(rank.range_of(own + 16, 985) == nullptr && rank.range_of(own - 1, 4) == nullptr);
   rank.group().release(small);
-  REQUIRE(rank.range_of(own, 16) == nullptr);
-  REQUIRE(rank.range_of(large.pointer(rank.rank()), large.bytes()) != nullptr);
-  REQUIRE(rank.reaches_all(large));
+  COMMFUSE_REQUIRE(rank.range_of(own, 16) == nullptr);
+  COMMFUSE_REQUIRE(rank.range_of(large.pointer(rank.rank()), large.bytes()) != nullptr);
+  COMMFUSE_REQUIRE(rank.reaches_all(large));
   rank.group().release(large);
-  REQUIRE(live_objects() == before);
+  COMMFUSE_REQUIRE(live_objects() == before);
   // What is not released goes with the group.
   (void)rank.group().allocate(64);
   rank.leave();
-  REQUIRE(live_objects() == 0);
+  COMMFUSE_REQUIRE(live_objects() == 0);
   std::printf("ok\n");
 }
 const RankTaskEntry kAllocate("allocate", allocate);
@@ -134,28 +127,28 @@ void register_tensors(const RankArguments& arguments) {
   const int before = live_objects();
   const RegisteredBuffer first = rank.group().register_buffer(tensor, 4096);
   const int once = live_objects();
-  REQUIRE(once == before + arguments.size - 1);
-  REQUIRE(first.pointer(rank.rank()) == tensor);
+  COMMFUSE_REQUIRE(once == before + arguments.size - 1);
+  COMMFUSE_REQUIRE(first.pointer(rank.rank()) == tensor);
   const RegisteredBuffer second = rank.group().register_buffer(tensor + 4096, 8192);
-  REQUIRE(live_objects() == once);  // opened once
-  REQUIRE(rank.reaches_all(first) && rank.reaches_all(second));
+  COMMFUSE_REQUIRE(live_objects() == once);  // opened once
+  COMMFUSE_REQUIRE(rank.reaches_all(first) && rank.reaches_all(second));
   const RegisteredBuffer again = rank.group().register_buffer(tensor, 4096);
-  REQUIRE(again.id() == first.id() && again.pointer(0) == first.pointer(0));
+  COMMFUSE_REQUIRE(again.id() == first.id() && again.pointer(0) == first.pointer(0));
   rank.group().release(first);
-  REQUIRE(rank.range_of(tensor, 4096) != nullptr);
+  COMMFUSE_REQUIRE(rank.range_of(tensor, 4096) != nullptr);
   rank.group().release(again);
-  REQUIRE(rank.range_of(tensor, 4096) == nullptr);
-  REQUIRE(rank.reaches_all(second));
+  COMMFUSE_REQUIRE(rank.range_of(tensor, 4096) == nullptr);
+  COMMFUSE_REQUIRE(rank.reaches_all(second));
   rank.group().release(second);
-  REQUIRE(live_objects() == before);  // closed with the last
+  COMMFUSE_REQUIRE(live_objects() == before);  // closed with the last
   free_plain(pool);
   // Memory at the same address, if the driver gives it out again, is another.
   pool = allocate_plain(100000);
   const RegisteredBuffer third = rank.group().register_buffer(pool, 100000 / 16 * 16);
-  REQUIRE(rank.reaches_all(third));
+  COMMFUSE_REQUIRE(rank.reaches_all(third));
   rank.leave();
   free_plain(pool);
-  REQUIRE(live_objects() == 0);
+  COMMFUSE_REQUIRE(live_objects() == 0);
   std::printf("ok\n");
 }
 const RankTaskEntry kRegister("register", register_tensors);
@@ -170,16 +163,16 @@ void register_segments(const RankArguments& arguments) {
         is_plain ? runtime::MappedRange() : allocate_segments(3, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     char* start = is_plain ? plain : reinterpret_cast<char*>(segments.pointer());
     const RegisteredBuffer across = rank.group().register_buffer(start + (std::size_t{1} << 20), std::size_t{4} << 20);
-    REQUIRE(rank.reaches_all(across));
+    COMMFUSE_REQUIRE(rank.reaches_all(across));
     rank.group().release(across);
     const int before = live_objects();
     const RegisteredBuffer first = rank.group().register_buffer(start + 4096, 4096);
-    REQUIRE(rank.reaches_all(first));
+    COMMFUSE_REQUIRE(rank.reaches_all(first));
     rank.group().release(first);
-    REQUIRE(live_objects() == before);
+    COMMFUSE_REQUIRE(live_objects() == before);
     if (is_plain) free_plain(plain);
   }
-  REQUIRE(live_objects() == 0);
+  COMMFUSE_REQUIRE(live_objects() == 0);
   std::printf("ok\n");
 }
 const RankTaskEntry kSegments("segments", register_segments);
@@ -210,8 +203,8 @@ void refuse(const RankArguments& arguments) {
   with("overlap", plain + 16);
   with("mixed", plain + 8192);
   // After all of this the group works.
-  REQUIRE(rank.reaches_all(buffer));
-  REQUIRE(use(rank.exchange(), rank.group().workspace()).empty());
+  COMMFUSE_REQUIRE(rank.reaches_all(buffer));
+  COMMFUSE_REQUIRE(use(rank.exchange(), rank.group().workspace()).empty());
   std::printf("ok\n");
 }
 const RankTaskEntry kRefuse("refuse", refuse);
@@ -235,7 +228,7 @@ void disagree(const RankArguments& arguments) {
   const RegisteredBuffer a = rank.group().allocate(4096);
   const RegisteredBuffer b = rank.group().allocate(4096);
   tell([&] { rank.group().release(rank.rank() == 2 ? b : a); });
-  REQUIRE(rank.reaches_all(a) && rank.reaches_all(b));
+  COMMFUSE_REQUIRE(rank.reaches_all(a) && rank.reaches_all(b));
   rank.group().release(a);
   tell([&] { rank.group().release(a); });
   tell([&] { (void)rank.group().allocate(0); });
@@ -254,7 +247,7 @@ void fail(const RankArguments& arguments) {
   std::printf("%s\n", text.c_str());
   if (live_objects() != before) std::printf("left behind %d\n", live_objects() - before);
   if (open_descriptors() != descriptors) std::printf("left behind descriptors\n");
-  REQUIRE(use(rank.exchange(), rank.group().workspace()).empty());
+  COMMFUSE_REQUIRE(use(rank.exchange(), rank.group().workspace()).empty());
   std::printf("ok\n");
 }
 const RankTaskEntry kFail("fail", fail);
@@ -281,7 +274,7 @@ void loopback(const RankArguments&) {
     LoopbackGroup group(3, RankArguments::options());
     const int before = live_objects();
     const RegisteredBuffer own = group.allocate(1001);
-    REQUIRE(live_objects() == before + 3);
+    COMMFUSE_REQUIRE(live_objects() == before + 3);
     char* pool = allocate_plain(4 * 4096);
     const std::vector<void*> places = {pool + 4096, pool, pool + 2 * 4096};
     const RegisteredBuffer theirs = group.register_buffers(places, 4096);
@@ -289,10 +282,10 @@ void loopback(const RankArguments&) {
       auto& state = static_cast<runtime::WorkspaceState&>(group.workspace(rank));
       for (const RegisteredBuffer& buffer : {own, theirs}) {
         const runtime::RegisteredRange* range = state.registered(buffer.pointer(rank), buffer.bytes());
-        REQUIRE(range != nullptr && range->id == buffer.id());
+        COMMFUSE_REQUIRE(range != nullptr && range->id == buffer.id());
         for (int peer = 0; peer < 3; ++peer) {
-          REQUIRE(range->peer_base[static_cast<std::size_t>(peer)] ==
-                  reinterpret_cast<std::uintptr_t>(buffer.pointer(peer)));
+          COMMFUSE_REQUIRE(range->peer_base[static_cast<std::size_t>(peer)] ==
+                           reinterpret_cast<std::uintptr_t>(buffer.pointer(peer)));
         }
       }
     }
@@ -304,12 +297,12 @@ void loopback(const RankArguments&) {
       }
       return std::string("registered");
     };
-    REQUIRE(refusal({pool, pool}).find("2 for 3 ranks") != std::string::npos);
-    REQUIRE(refusal({pool, pool + 8, pool}).find("not aligned") != std::string::npos);
-    REQUIRE(refusal({pool, pool + 4096, pool + 8192 - 16}).find("rank 2 overlaps") != std::string::npos);
-    REQUIRE(refusal({pool, pool + 4096, pool + 8192 - 16}) == refusal({pool, pool + 4096, pool + 8192 - 16}));
+    COMMFUSE_REQUIRE(refusal({pool, pool}).find("2 for 3 ranks") != std::string::npos);
+    COMMFUSE_REQUIRE(refusal({pool, pool + 8, pool}).find("not aligned") != std::string::npos);
+    COMMFUSE_REQUIRE(refusal({pool, pool + 4096, pool + 8192 - 16}).find("rank 2 overlaps") != std::string::npos);
+    COMMFUSE_REQUIRE(refusal({pool, pool + 4096, pool + 8192 - 16}) == refusal({pool, pool + 4096, pool + 8192 - 16}));
     group.release(theirs);
-    REQUIRE(refusal({pool, pool + 4096, pool + 8192 - 16}) == "registered");
+    COMMFUSE_REQUIRE(refusal({pool, pool + 4096, pool + 8192 - 16}) == "registered");
     group.release(own);
     try {
       group.release(own);
@@ -317,10 +310,10 @@ void loopback(const RankArguments&) {
     } catch (const Error&) {
     }
     free_plain(pool);
-    REQUIRE(live_objects() == before);
+    COMMFUSE_REQUIRE(live_objects() == before);
     (void)group.allocate(64);
   }
-  REQUIRE(live_objects() == 0);
+  COMMFUSE_REQUIRE(live_objects() == 0);
   std::printf("ok\n");
 }
 const RankTaskEntry kLoopback("loopback", loopback);

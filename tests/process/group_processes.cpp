@@ -79,6 +79,9 @@ std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
 std::size_t device_bytes() { return driver_function<std::size_t (*)()>("commfuse_test_device_bytes")(); }
+int wrong_calls() { return driver_function<int (*)()>("commfuse_test_wrong_calls")(); }
+void limit_memory(std::size_t bytes) { driver_function<void (*)(std::size_t)>("commfuse_test_limit_memory")(bytes); }
+void end_context() { driver_function<void (*)()>("commfuse_test_end_context")(); }
 void* allocate_as(const char* source, std::size_t bytes) {
   using Allocate = unsigned long long (*)(const char*, std::size_t);
   return reinterpret_cast<void*>(driver_function<Allocate>("commfuse_test_allocate")(source, bytes));

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -44,12 +45,27 @@ struct RankTaskEntry {
 [[nodiscard]] std::ptrdiff_t open_descriptors();
 /// Device memory of this process that is in use.
 [[nodiscard]] std::size_t device_bytes();
+/// Calls that gave back to the driver what was not there.
+[[nodiscard]] int wrong_calls();
+/// See commfuse_test_limit_memory.
+void limit_memory(std::size_t bytes);
+/// See commfuse_test_end_context.
+void end_context();
 /// See commfuse_test_allocate.
 [[nodiscard]] void* allocate_as(const char* source, std::size_t bytes);
 /// Addresses of all ranks' rotation buffers, as this rank's kernels would be told them.
 [[nodiscard]] std::vector<volatile std::uint32_t*> buffers_of(Workspace& workspace);
 /// What is wrong with the memory of the group, which must be empty; empty if all ranks reach all of it. Collective.
 [[nodiscard]] std::string use(Exchange& exchange, Workspace& workspace);
+/// In a task: ends it with the line that shows what does not hold.
+#define COMMFUSE_REQUIRE(condition)                               \
+  do {                                                            \
+    if (!(condition)) {                                           \
+      std::printf("%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      return;                                                     \
+    }                                                             \
+  } while (false)
+
 /// "error CODE TEXT".
 [[nodiscard]] std::string text_of(const Error& error);
 

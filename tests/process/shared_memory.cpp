@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
+std::size_t g_limit = 0;          ///< of g_bytes; 0: none
+int g_wrong_calls = 0;            ///< that gave back what is not there
 std::size_t g_bytes = 0;          ///< of device memory that this process made and that is not free yet
 std::uint64_t g_next_number = 1;  ///< of handles and allocations
 
@@ -88,6 +90,11 @@ CUmemGenericAllocationHandle hold(PhysicalPointer memory) {
   return handle;
 }
 
+CUresult wrong_call() {
+  ++g_wrong_calls;
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
 /// How memory of another process is found: in a CUipcMemHandle or a CUmemFabricHandle.
 struct ForeignHandle {
   int process;
@@ -104,6 +111,7 @@ PhysicalPointer open_foreign(const ForeignHandle& handle, unsigned types) {
 }  // namespace
 
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) {
+  if (g_limit != 0 && g_bytes + bytes > g_limit) return CUDA_ERROR_OUT_OF_MEMORY;
   PhysicalPointer memory = make_memory(bytes, 0);
   *pointer = address_of(map_file(memory->file(), bytes));
   g_ranges[*pointer] = {bytes, std::move(memory), Source::kPlain};
@@ -111,7 +119,7 @@ CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) {
 }
 CUresult release(CUdeviceptr pointer) {
   const auto range = g_ranges.find(pointer);
-  if (range == g_ranges.end() || range->second.source == Source::kVmm) return CUDA_ERROR_INVALID_VALUE;
+  if (range == g_ranges.end() || range->second.source == Source::kVmm) return wrong_call();
   ::munmap(memory_at(pointer), range->second.bytes);
   g_ranges.erase(range);
   return CUDA_SUCCESS;
@@ -122,7 +130,7 @@ CUresult host_allocate(void** memory, std::size_t bytes, unsigned) {
   return CUDA_SUCCESS;
 }
 CUresult host_free(void* memory) {
-  if (g_host.erase(address_of(memory)) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (g_host.erase(address_of(memory)) == 0) return wrong_call();
   std::free(memory);
   return CUDA_SUCCESS;
 }
@@ -211,6 +219,7 @@ CUresult granularity(std::size_t* bytes, const CUmemAllocationProp*, CUmemAlloca
 CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
                 unsigned long long) {
   if (bytes % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (g_limit != 0 && g_bytes + bytes > g_limit) return CUDA_ERROR_OUT_OF_MEMORY;
   const auto types = static_cast<unsigned>(properties->requestedHandleTypes);
   if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0 && std::getenv("COMMFUSE_TEST_FABRIC") == nullptr) {
     return CUDA_ERROR_NOT_PERMITTED;
@@ -256,7 +265,7 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* carried, CUme
   return CUDA_SUCCESS;
 }
 CUresult release_handle(CUmemGenericAllocationHandle handle) {
-  return g_handles.erase(handle) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return g_handles.erase(handle) != 0 ? CUDA_SUCCESS : wrong_call();
 }
 CUresult reserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t, CUdeviceptr, unsigned long long) {
   *pointer = address_of(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -264,7 +273,7 @@ CUresult reserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t, CUdevicep
   return CUDA_SUCCESS;
 }
 CUresult free_addresses(CUdeviceptr pointer, std::size_t bytes) {
-  if (g_reserved.erase(pointer) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (g_reserved.erase(pointer) == 0) return wrong_call();
   ::munmap(memory_at(pointer), bytes);
   return CUDA_SUCCESS;
 }
@@ -283,7 +292,7 @@ CUresult map(CUdeviceptr pointer, std::size_t bytes, std::size_t, CUmemGenericAl
 CUresult unmap(CUdeviceptr pointer, std::size_t bytes) {
   for (CUdeviceptr at = pointer; at < pointer + bytes;) {
     const auto range = g_ranges.find(at);
-    if (range == g_ranges.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (range == g_ranges.end()) return wrong_call();
     at += range->second.bytes;
     g_ranges.erase(range);
   }
@@ -292,9 +301,21 @@ CUresult unmap(CUdeviceptr pointer, std::size_t bytes) {
 }
 CUresult set_access(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) { return CUDA_SUCCESS; }
 
+void end_context() {
+  std::erase_if(g_ranges, [](const auto& range) { return range.second.source != Source::kVmm; });
+  g_host.clear();
+}
+
 }  // namespace shared_memory
 
 extern "C" {
+
+/// How much device memory there is; 0: as much as is asked for.
+__attribute__((visibility("default"))) void commfuse_test_limit_memory(std::size_t bytes) {
+  shared_memory::g_limit = bytes;
+}
+/// Calls that gave back what was not there.
+__attribute__((visibility("default"))) int commfuse_test_wrong_calls() { return shared_memory::g_wrong_calls; }
 
 /// Allocations, handles, mappings and reservations that were not given back.
 __attribute__((visibility("default"))) int commfuse_test_live_objects() {

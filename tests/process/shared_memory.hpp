@@ -38,4 +38,7 @@ CUresult map(CUdeviceptr pointer, std::size_t bytes, std::size_t offset, CUmemGe
 CUresult unmap(CUdeviceptr pointer, std::size_t bytes);
 CUresult set_access(CUdeviceptr pointer, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count);
 
+/// What belongs to the context goes with it.
+void end_context();
+
 }  // namespace shared_memory

@@ -20,6 +20,7 @@ namespace {
 constexpr int kDevices = 4;
 
 int g_context;
+bool g_ended = false;
 
 bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
 /// From the number that is the same in all processes to the one of this process, and back.
@@ -87,7 +88,11 @@ CUresult context_device(CUdevice* device) {
   *device = own_device();
   return CUDA_SUCCESS;
 }
-CUresult push_context(CUcontext) { return CUDA_SUCCESS; }
+CUresult context_id(CUcontext, unsigned long long* id) {
+  *id = 7;
+  return g_ended ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+}
+CUresult push_context(CUcontext) { return g_ended ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; }
 CUresult pop_context(CUcontext*) { return CUDA_SUCCESS; }
 CUresult synchronize() { return CUDA_SUCCESS; }
 /// Every call that is not stood in for.
@@ -111,6 +116,7 @@ extern "C" __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(c
       {"cuDeviceCanAccessPeer", reinterpret_cast<void*>(&can_access_peer)},
       {"cuCtxGetCurrent", reinterpret_cast<void*>(&current_context)},
       {"cuCtxGetDevice", reinterpret_cast<void*>(&context_device)},
+      {"cuCtxGetId", reinterpret_cast<void*>(&context_id)},
       {"cuCtxPushCurrent", reinterpret_cast<void*>(&push_context)},
       {"cuCtxPopCurrent", reinterpret_cast<void*>(&pop_context)},
       {"cuCtxSynchronize", reinterpret_cast<void*>(&synchronize)},
@@ -144,4 +150,10 @@ extern "C" __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(c
   const auto call = kCalls.find(symbol);
   *address = call == kCalls.end() ? reinterpret_cast<void*>(&unknown) : call->second;
   return CUDA_SUCCESS;
+}
+
+/// Destroys the context, and with it what belongs to it.
+extern "C" __attribute__((visibility("default"))) void commfuse_test_end_context() {
+  g_ended = true;
+  shared_memory::end_context();
 }
