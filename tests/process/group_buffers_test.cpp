@@ -9,6 +9,7 @@
 #include <string>
 
 #include "process/group_processes.hpp"
+#include "process/stand_in.hpp"
 #include "runtime/driver.hpp"
 #include "runtime/peer_memory.hpp"
 #include "runtime/workspace_state.hpp"

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "process/group_processes.hpp"
+#include "process/stand_in.hpp"
 #include "runtime/workspace_state.hpp"
 
 namespace commfuse {

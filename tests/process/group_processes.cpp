@@ -1,20 +1,19 @@
 #include "process/group_processes.hpp"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <sstream>
 #include <thread>
-
-#include "runtime/workspace_state.hpp"
 
 extern char** environ;
 
@@ -23,17 +22,24 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kWords = 3 * kRotationBytes / sizeof(std::uint32_t);
-
 std::map<std::string, RankTask>& tasks() {
   static std::map<std::string, RankTask> map;
   return map;
 }
 
-template <typename Function>
-Function driver_function(const char* name) {
-  void* library = ::dlopen(COMMFUSE_SHARED_MEMORY_DRIVER, RTLD_NOW | RTLD_LOCAL);
-  return reinterpret_cast<Function>(::dlsym(library, name));
+/// An engine's own all-gather, which cannot pass descriptors.
+int bridge_gather(void* user, const void* send, void* receive, std::size_t bytes, std::int64_t timeout_ms,
+                  unsigned char*) noexcept {
+  try {
+    auto* to = static_cast<std::byte*>(receive);
+    const std::span own(static_cast<const std::byte*>(send), bytes);
+    for (const Blob& blob : static_cast<Exchange*>(user)->all_gather(own, Timeout(timeout_ms))) {
+      to = std::copy(blob.begin(), blob.end(), to);
+    }
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
 }
 
 int run_rank(char** words) {
@@ -58,14 +64,24 @@ int run_rank(char** words) {
 }  // namespace
 
 std::unique_ptr<Exchange> RankArguments::meet() const {
+  // What ranks shall believe of each other.
   HostIdentity host = this_host();
-  // Ranks that shall believe that they run on another host.
   if (const char* other = std::getenv("COMMFUSE_TEST_HOST")) {
     host.host += other;
     host.name = other;
   }
-  return make_unix_exchange(
+  if (const char* other = std::getenv("COMMFUSE_TEST_NAMESPACES")) {
+    host.mount_namespace = host.ipc_namespace = static_cast<std::uint64_t>(std::atoi(other));
+  }
+  auto exchange = make_unix_exchange(
       {.group = group, .rank = rank, .size = size, .directory = directory / "exchange", .host = host}, 20s);
+  if (std::getenv("COMMFUSE_TEST_BRIDGE") == nullptr) return exchange;
+  ExchangeCallbacks callbacks;
+  callbacks.user = exchange.release();
+  callbacks.all_gather = bridge_gather;
+  callbacks.release = [](void* user) { delete static_cast<Exchange*>(user); };
+  return make_callback_exchange(callbacks, {.group = group, .rank = rank, .size = size, .directory = {}, .host = host},
+                                20s);
 }
 
 WorkspaceOptions RankArguments::options() {
@@ -74,46 +90,9 @@ WorkspaceOptions RankArguments::options() {
 
 RankTaskEntry::RankTaskEntry(const char* name, RankTask task) { tasks()[name] = task; }
 
-int live_objects() { return driver_function<int (*)()>("commfuse_test_live_objects")(); }
 std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
-std::size_t device_bytes() { return driver_function<std::size_t (*)()>("commfuse_test_device_bytes")(); }
-int wrong_calls() { return driver_function<int (*)()>("commfuse_test_wrong_calls")(); }
-void limit_memory(std::size_t bytes) { driver_function<void (*)(std::size_t)>("commfuse_test_limit_memory")(bytes); }
-void end_context() { driver_function<void (*)()>("commfuse_test_end_context")(); }
-void* allocate_as(const char* source, std::size_t bytes) {
-  using Allocate = unsigned long long (*)(const char*, std::size_t);
-  return reinterpret_cast<void*>(driver_function<Allocate>("commfuse_test_allocate")(source, bytes));
-}
-
-std::vector<volatile std::uint32_t*> buffers_of(Workspace& workspace) {
-  device::AllReduceParams params{};
-  static_cast<runtime::WorkspaceState&>(workspace).fill(params);
-  std::vector<volatile std::uint32_t*> buffers;
-  for (int rank = 0; rank < workspace.world_size(); ++rank) {
-    buffers.push_back(reinterpret_cast<volatile std::uint32_t*>(params.peer_buffer[rank]));
-  }
-  return buffers;
-}
-
-std::string use(Exchange& exchange, Workspace& workspace) {
-  const auto buffers = buffers_of(workspace);
-  for (const auto* buffer : buffers) {
-    for (std::uint64_t i = 0; i < kWords; ++i) {
-      if (buffer[i] != 0xffffffffU) return "a buffer was not empty";
-    }
-  }
-  exchange.barrier(5s);
-  const auto rank = static_cast<std::size_t>(exchange.rank());
-  for (auto* buffer : buffers) buffer[kWords - 1 - rank] = static_cast<std::uint32_t>(rank);
-  exchange.barrier(5s);
-  for (std::size_t sender = 0; sender < buffers.size(); ++sender) {
-    if (buffers[rank][kWords - 1 - sender] != sender) return "a peer's word did not arrive";
-  }
-  return {};
-}
-
 std::string text_of(const Error& error) { return "error " + std::string(to_string(error.code())) + " " + error.what(); }
 
 void ProcessGroups::SetUp() {
@@ -129,18 +108,23 @@ std::vector<std::string> ProcessGroups::run(const std::string& task, const std::
   std::vector<pid_t> pids;
   const auto output = [&](std::size_t rank) { return directory_ / ("output-" + std::to_string(rank)); };
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    std::vector<std::string> words = {"/proc/self/exe",
-                                      "--rank-process",
-                                      std::to_string(rank),
-                                      std::to_string(ranks.size()),
-                                      "group " + directory_.string(),
-                                      directory_.string(),
-                                      task,
-                                      std::to_string(static_cast<int>(kind)),
-                                      std::to_string(times)};
+    std::istringstream wrapper(ranks[rank].wrapper);
+    std::vector<std::string> words(std::istream_iterator<std::string>(wrapper), {});
+    const std::vector<std::string> own_words = {std::filesystem::read_symlink("/proc/self/exe").string(),
+                                                "--rank-process",
+                                                std::to_string(rank),
+                                                std::to_string(ranks.size()),
+                                                "group " + directory_.string(),
+                                                directory_.string(),
+                                                task,
+                                                std::to_string(static_cast<int>(kind)),
+                                                std::to_string(times)};
+    words.insert(words.end(), own_words.begin(), own_words.end());
     std::vector<std::string> variables = ranks[rank].environment;
     variables.emplace_back("COMMFUSE_LIBCUDA=" COMMFUSE_FAILING_DRIVER);
+#ifdef COMMFUSE_SHARED_MEMORY_DRIVER
     variables.emplace_back("COMMFUSE_TEST_DRIVER=" COMMFUSE_SHARED_MEMORY_DRIVER);
+#endif
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -152,12 +136,12 @@ std::vector<std::string> ProcessGroups::run(const std::string& task, const std::
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawn_file_actions_addopen(&actions, 1, output(rank).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     pid_t pid = -1;
-    EXPECT_EQ(::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environment.data()), 0);
+    EXPECT_EQ(::posix_spawnp(&pid, argv.front(), &actions, nullptr, argv.data(), environment.data()), 0);
     ::posix_spawn_file_actions_destroy(&actions);
     pids.push_back(pid);
   }
   std::vector<std::string> texts;
-  const auto deadline = std::chrono::steady_clock::now() + 30s;
+  const auto deadline = std::chrono::steady_clock::now() + deadline_;
   for (std::size_t rank = 0; rank < pids.size(); ++rank) {
     if (pids[rank] > 0) {
       while (::waitpid(pids[rank], nullptr, WNOHANG) == 0) {

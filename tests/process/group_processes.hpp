@@ -1,5 +1,5 @@
-// Groups of real processes on the stand-in for the driver. The test program starts itself once for each rank, which
-// then does one task.
+// Groups of real processes. The test program starts itself once for each rank, which then does one task. The driver is
+// the stand-in, if the program was built with one, else the real one; before it stands one that makes calls fail.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,23 +40,7 @@ struct RankTaskEntry {
   RankTaskEntry(const char* name, RankTask task);
 };
 
-/// Objects of the driver that this process has not given back, and its open descriptors.
-[[nodiscard]] int live_objects();
 [[nodiscard]] std::ptrdiff_t open_descriptors();
-/// Device memory of this process that is in use.
-[[nodiscard]] std::size_t device_bytes();
-/// Calls that gave back to the driver what was not there.
-[[nodiscard]] int wrong_calls();
-/// See commfuse_test_limit_memory.
-void limit_memory(std::size_t bytes);
-/// See commfuse_test_end_context.
-void end_context();
-/// See commfuse_test_allocate.
-[[nodiscard]] void* allocate_as(const char* source, std::size_t bytes);
-/// Addresses of all ranks' rotation buffers, as this rank's kernels would be told them.
-[[nodiscard]] std::vector<volatile std::uint32_t*> buffers_of(Workspace& workspace);
-/// What is wrong with the memory of the group, which must be empty; empty if all ranks reach all of it. Collective.
-[[nodiscard]] std::string use(Exchange& exchange, Workspace& workspace);
 /// In a task: ends it with the line that shows what does not hold.
 #define COMMFUSE_REQUIRE(condition)                               \
   do {                                                            \
@@ -71,6 +55,7 @@ void end_context();
 
 struct RankSetup {
   std::vector<std::string> environment = {};
+  std::string wrapper = {};  ///< a command that starts it
 };
 
 class ProcessGroups : public ::testing::Test {
@@ -86,6 +71,7 @@ class ProcessGroups : public ::testing::Test {
   static void expect_alike(const std::vector<std::string>& texts, const std::vector<std::string>& parts);
 
   std::filesystem::path directory_;
+  std::chrono::seconds deadline_{30};
 };
 
 }  // namespace commfuse

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "process/group_processes.hpp"
+#include "process/stand_in.hpp"
 
 namespace commfuse {
 namespace {
@@ -38,6 +39,7 @@ void make(const RankArguments& arguments) {
     }
     if (i == 0) descriptors = open_descriptors();
   }
+  if (device_bytes() != 0 || wrong_calls() != 0) std::printf("left behind device memory, or freed too much\n");
   if (live_objects() != 0) std::printf("left behind %d objects of the driver\n", live_objects());
   if (open_descriptors() != descriptors) std::printf("left behind descriptors\n");
 }
