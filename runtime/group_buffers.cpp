@@ -40,12 +40,13 @@ struct GroupBuffers::Publication {
 };
 
 GroupBuffers::GroupBuffers(Exchange& exchange, WorkspaceState& workspace, MemoryKind kind, CUdevice device,
-                           Timeout timeout)
+                           const WorkspaceOptions& options)
     : exchange_(exchange),
       workspace_(workspace),
       kind_(kind),
       device_(device),
-      timeout_(timeout),
+      timeout_(options.set_up_timeout),
+      self_test_(options.self_test),
       one_host_(is_one_host(exchange)),
       opened_(static_cast<std::size_t>(exchange.size())) {}
 
@@ -55,12 +56,13 @@ RegisteredBuffer GroupBuffers::allocate(std::uint64_t bytes) {
   if (bytes == 0) throw Error(Code::kInvalidArgument, "cannot " + steps.purpose(), "it has no bytes");
   Buffer buffer;
   buffer.is_ours = true;
-  MemorySharing sharing(steps, device_, (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment, 0);
+  MemorySharing sharing(steps, device_, (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment, 0,
+                        self_test_);
   const std::vector<Outcome> ranks = sharing.attempt(kind_, buffer.memory);
   if (!all_ok(ranks)) throw steps.error_of(ranks);
-  std::vector<std::uintptr_t> pointers;
+  std::vector<std::uintptr_t> pointers(static_cast<std::size_t>(exchange_.size()));
   for (int rank = 0; rank < exchange_.size(); ++rank) {
-    pointers.push_back(buffer.memory.pointer(rank, exchange_.rank()));
+    pointers[static_cast<std::size_t>(rank)] = buffer.memory.pointer(rank, exchange_.rank());
   }
   return add(std::move(buffer), bytes, std::move(pointers));
 }
@@ -198,6 +200,7 @@ void GroupBuffers::open_peers(GroupSteps& steps, std::vector<Publication>& publi
   std::vector<PeerMapping> fresh(published.size());
   const GroupSteps::Result result = steps.step([&] {
     std::vector<MemoryOffer> offers;
+    offers.reserve(published.size());
     for (Publication& publication : published) offers.push_back(std::move(publication.offer));
     pass_descriptors(steps, own, offers);
     for (int rank = 0; rank < steps.size(); ++rank) {
@@ -238,6 +241,7 @@ RegisteredBuffer GroupBuffers::add(Buffer buffer, std::uint64_t bytes, std::vect
   std::copy(pointers.begin(), pointers.end(), range.peer_base.begin());
   workspace_.buffers().add(range);
   buffer.users = 1;
+  buffer.pointers.reserve(pointers.size());
   for (const std::uintptr_t pointer : pointers) buffer.pointers.push_back(reinterpret_cast<void*>(pointer));
   buffers_[range.id] = std::move(buffer);
   return handle_of(range.id, bytes);

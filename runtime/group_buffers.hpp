@@ -19,7 +19,8 @@ namespace commfuse::runtime {
 /// names do.
 class GroupBuffers {
  public:
-  GroupBuffers(Exchange& exchange, WorkspaceState& workspace, MemoryKind kind, CUdevice device, Timeout timeout);
+  GroupBuffers(Exchange& exchange, WorkspaceState& workspace, MemoryKind kind, CUdevice device,
+               const WorkspaceOptions& options);
 
   [[nodiscard]] RegisteredBuffer allocate(std::uint64_t bytes);
   [[nodiscard]] RegisteredBuffer register_buffer(const void* pointer, std::uint64_t bytes);
@@ -71,6 +72,7 @@ class GroupBuffers {
   MemoryKind kind_;
   CUdevice device_;
   Timeout timeout_;
+  bool self_test_;
   bool one_host_;
   std::uint64_t next_id_ = 1;      ///< the same on all ranks
   std::uint64_t next_number_ = 1;  ///< of our own memory

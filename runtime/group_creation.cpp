@@ -25,8 +25,9 @@ void GroupCreation::agree_on_request() {
                 fmt::format("it has {} ranks", exchange_.size()), fmt::format("at most {} can", device::kMaxWorldSize));
   }
   const std::string request =
-      fmt::format("commfuse {}, rotation bytes {}, parameter block of {} bytes, memory kind {}",
-                  COMMFUSE_VERSION_STRING, rotation_bytes_, sizeof(device::AllReduceParams), to_string(asked_));
+      fmt::format("commfuse {}, rotation bytes {}, parameter block of {} bytes, memory kind {}, self-test {}",
+                  COMMFUSE_VERSION_STRING, rotation_bytes_, sizeof(device::AllReduceParams), to_string(asked_),
+                  options_.self_test ? "on" : "off");
   agree(exchange_, "the workspace", as_span(request), options_.set_up_timeout);
 }
 
@@ -46,7 +47,7 @@ void GroupCreation::look_at_devices() {
 std::unique_ptr<ProcessWorkspace> GroupCreation::share_memory() {
   std::unique_ptr<ProcessWorkspace> workspace;
   steps_.require([&] { workspace = std::make_unique<ProcessWorkspace>(exchange_, options_, rotation_bytes_, caps_); });
-  MemorySharing sharing(steps_, device_, shared_memory_bytes(rotation_bytes_), kEmptyWord);
+  MemorySharing sharing(steps_, device_, shared_memory_bytes(rotation_bytes_), kEmptyWord, options_.self_test);
   for (const MemoryKind kind : kinds_) {
     SharedMemory memory;
     attempts_.push_back({kind, sharing.attempt(kind, memory)});

@@ -6,8 +6,14 @@
 
 namespace commfuse::runtime {
 
-GroupLife::GroupLife(Exchange& exchange, ProcessWorkspace& workspace, MemoryKind kind, CUdevice device, Timeout timeout)
-    : exchange_(exchange), workspace_(workspace), kind_(kind), device_(device), timeout_(timeout) {}
+GroupLife::GroupLife(Exchange& exchange, ProcessWorkspace& workspace, MemoryKind kind, CUdevice device,
+                     const WorkspaceOptions& options)
+    : exchange_(exchange),
+      workspace_(workspace),
+      kind_(kind),
+      device_(device),
+      timeout_(options.set_up_timeout),
+      self_test_(options.self_test) {}
 
 void GroupLife::reset() {
   GroupSteps steps = agree_to("reset the workspace");
@@ -26,7 +32,7 @@ void GroupLife::grow(std::uint64_t rotation_bytes) {
   require_awake(steps);
   if (rotation_bytes <= workspace_.rotation_bytes()) return;
   SharedMemory memory;
-  MemorySharing sharing(steps, device_, shared_memory_bytes(rotation_bytes), kEmptyWord);
+  MemorySharing sharing(steps, device_, shared_memory_bytes(rotation_bytes), kEmptyWord, self_test_);
   const std::vector<Outcome> ranks = sharing.attempt(kind_, memory);
   if (!all_ok(ranks)) throw steps.error_of(ranks);
   const GroupSteps::Result result = steps.step([&] {
@@ -67,7 +73,7 @@ void GroupLife::suspend() {
 void GroupLife::resume() {
   GroupSteps steps = agree_to("resume the workspace");
   if (!workspace_.is_suspended()) return;
-  MemorySharing sharing(steps, device_, shared_memory_bytes(workspace_.rotation_bytes()), kEmptyWord);
+  MemorySharing sharing(steps, device_, shared_memory_bytes(workspace_.rotation_bytes()), kEmptyWord, self_test_);
   const std::vector<Outcome> ranks = sharing.attempt(kind_, workspace_.memory());
   if (!all_ok(ranks)) throw steps.error_of(ranks);
   const GroupSteps::Result result = steps.step([&] {

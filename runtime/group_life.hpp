@@ -14,7 +14,8 @@ namespace commfuse::runtime {
 /// One rank's side. All members are collective and throw what ProcessGroup's functions of the same names do.
 class GroupLife {
  public:
-  GroupLife(Exchange& exchange, ProcessWorkspace& workspace, MemoryKind kind, CUdevice device, Timeout timeout);
+  GroupLife(Exchange& exchange, ProcessWorkspace& workspace, MemoryKind kind, CUdevice device,
+            const WorkspaceOptions& options);
 
   void reset();
   void grow(std::uint64_t rotation_bytes);
@@ -33,6 +34,7 @@ class GroupLife {
   MemoryKind kind_;
   CUdevice device_;
   Timeout timeout_;
+  bool self_test_;
 };
 
 }  // namespace commfuse::runtime

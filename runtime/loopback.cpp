@@ -98,6 +98,7 @@ void LoopbackGroup::grow(std::uint64_t rotation_bytes) {
   rotation_bytes = runtime::rounded_rotation_bytes(rotation_bytes);
   if (rotation_bytes <= workspace(0).rotation_bytes()) return;
   std::vector<runtime::DeviceBuffer> buffers;
+  buffers.reserve(state_->ranks.size());
   for (int rank = 0; rank < world_size(); ++rank) buffers.emplace_back(runtime::shared_memory_bytes(rotation_bytes));
   COMMFUSE_DRIVER(cuCtxSynchronize());
   for (std::size_t rank = 0; rank < buffers.size(); ++rank) {

@@ -76,12 +76,15 @@ struct MemorySharing::Publication {
 
 void pass_descriptors(GroupSteps& steps, std::span<const MemoryPart> own, std::span<MemoryOffer> offers) {
   Exchange& exchange = steps.exchange();
-  // All of them, whatever comes of one: the others are in the same loop and count on it.
+  std::size_t most_parts = 0;
+  for (const MemoryOffer& offer : offers) most_parts = std::max(most_parts, offer.parts.size());
+  // All of them, whatever comes of one: the others are in the same loop and count on it. Part by part, so that few are
+  // under way at a time: the kernel limits them for each user.
   std::exception_ptr refused;
-  for (int from = 0; from < steps.size(); ++from) {
-    MemoryOffer& offer = offers[static_cast<std::size_t>(from)];
-    if (offer.kind != MemoryKind::kVmmDescriptor) continue;
-    for (std::size_t part = 0; part < offer.parts.size(); ++part) {
+  for (std::size_t part = 0; part < most_parts; ++part) {
+    for (int from = 0; from < steps.size(); ++from) {
+      MemoryOffer& offer = offers[static_cast<std::size_t>(from)];
+      if (offer.kind != MemoryKind::kVmmDescriptor || part >= offer.parts.size()) continue;
       const int given = from == steps.rank() ? own[part].descriptor.get() : -1;
       for (int to = 0; to < steps.size(); ++to) {
         if (from == to) continue;
@@ -106,13 +109,13 @@ Error mapping_error(const Exchange& exchange, int rank, const Error& error) {
                in_the_way.empty() ? error.remedy() : in_the_way);
 }
 
-MemorySharing::MemorySharing(GroupSteps& steps, CUdevice device, std::uint64_t bytes, std::uint32_t word)
-    : steps_(steps), device_(device), bytes_(std::max(bytes, kSlotsBytes)), word_(word) {}
+MemorySharing::MemorySharing(GroupSteps& steps, CUdevice device, std::uint64_t bytes, std::uint32_t word,
+                             bool self_test)
+    : steps_(steps), device_(device), bytes_(std::max(bytes, kSlotsBytes)), word_(word), self_test_(self_test) {}
 
 std::vector<Outcome> MemorySharing::attempt(MemoryKind kind, SharedMemory& memory) try {
   const bool is_new = memory.own.pointer() == 0;
   memory.peers.resize(static_cast<std::size_t>(steps_.size()));
-  std::uint64_t nonce = 0;
   GroupSteps::Result result = steps_.publish([&]() -> Blob {
     if (is_new) {
       memory.own = OwnMemory(kind, device_, bytes_);
@@ -121,8 +124,7 @@ std::vector<Outcome> MemorySharing::attempt(MemoryKind kind, SharedMemory& memor
     }
     // Before anybody can know the address: whoever maps it finds it empty.
     memory.own.fill(word_);
-    nonce = fresh_nonce();
-    return Publication::write(nonce, memory.own.parts());
+    return Publication::write(fresh_nonce(), memory.own.parts());
   });
   if (result.is_ok()) {
     std::vector<Publication> published;
@@ -131,8 +133,11 @@ std::vector<Outcome> MemorySharing::attempt(MemoryKind kind, SharedMemory& memor
     });
     if (result.is_ok()) result = steps_.step([&] { map_peers(kind, memory, published); });
     memory.own.close_descriptors();
-    if (result.is_ok()) result = steps_.step([&] { write_words(published, memory); });
-    if (result.is_ok()) result = steps_.step([&] { check_words(memory.own, nonce); });
+    if (self_test_) {
+      if (result.is_ok()) result = steps_.step([&] { write_words(published, memory); });
+      if (result.is_ok()) result = steps_.step([&] { check_words(published, memory); });
+      if (result.is_ok()) result = steps_.step([&] { memory.own.fill(word_, bytes_ - kSlotsBytes, kSlotsBytes); });
+    }
   }
   if (!result.is_ok()) {
     // Nobody frees what another still maps.
@@ -154,6 +159,7 @@ std::vector<Outcome> MemorySharing::attempt(MemoryKind kind, SharedMemory& memor
 
 void MemorySharing::map_peers(MemoryKind kind, SharedMemory& memory, std::vector<Publication>& published) {
   std::vector<MemoryOffer> offers;
+  offers.reserve(published.size());
   for (Publication& publication : published) offers.push_back(std::move(publication.offer));
   pass_descriptors(steps_, memory.own.parts(), offers);
   for (int rank = 0; rank < steps_.size(); ++rank) {
@@ -185,18 +191,28 @@ void MemorySharing::write_words(const std::vector<Publication>& published, const
   COMMFUSE_DRIVER(cuCtxSynchronize());
 }
 
-void MemorySharing::check_words(const OwnMemory& own, std::uint64_t nonce) const {
-  for (int rank = 0; rank < steps_.size(); ++rank) {
+void MemorySharing::check_words(const std::vector<Publication>& published, const SharedMemory& memory) const {
+  const auto require = [](CUdeviceptr pointer, std::uint32_t expected, const std::string& trouble) {
     std::uint32_t found = 0;
-    COMMFUSE_DRIVER(cuMemcpyDtoH(&found, own.pointer() + slot(rank), sizeof(found)));
-    const std::uint32_t expected = rank == steps_.rank() ? word_ : word_of(nonce, rank, word_);
-    if (found == expected) continue;
-    throw Error(Code::kUnsupported, fmt::format("what rank {} wrote to it did not arrive", rank),
-                fmt::format("found {:#010x} instead of {:#010x}", found, expected),
+    COMMFUSE_DRIVER(cuMemcpyDtoH(&found, pointer, sizeof(found)));
+    if (found == expected) return;
+    throw Error(Code::kUnsupported, trouble, fmt::format("found {:#010x} instead of {:#010x}", found, expected),
                 "The driver offers access between these GPUs and it does not work; often an IOMMU or PCIe access "
                 "control setting is the reason");
+  };
+  const auto nonce_of = [&](int rank) { return published[static_cast<std::size_t>(rank)].nonce; };
+  const int own = steps_.rank();
+  require(memory.own.pointer() + slot(own), word_, "something else wrote to it");
+  for (int rank = 0; rank < steps_.size(); ++rank) {
+    if (rank == own) continue;
+    require(memory.own.pointer() + slot(rank), word_of(nonce_of(own), rank, word_),
+            fmt::format("what rank {} wrote to it did not arrive", rank));
   }
-  own.fill(word_, bytes_ - kSlotsBytes, kSlotsBytes);
+  for (int rank = 0; rank < steps_.size(); ++rank) {
+    if (rank == own) continue;
+    require(memory.pointer(rank, own) + slot(own), word_of(nonce_of(rank), own, word_),
+            fmt::format("what it reads from rank {} is not what it wrote there", rank));
+  }
 }
 
 std::uint64_t MemorySharing::slot(int sender) const noexcept {

@@ -42,7 +42,7 @@ void pass_descriptors(GroupSteps& steps, std::span<const MemoryPart> own, std::s
 /// The steps of sharing `bytes` on every rank, filled with `word`. Collective.
 class MemorySharing {
  public:
-  MemorySharing(GroupSteps& steps, CUdevice device, std::uint64_t bytes, std::uint32_t word);
+  MemorySharing(GroupSteps& steps, CUdevice device, std::uint64_t bytes, std::uint32_t word, bool self_test);
 
   /// How it ended on each rank. Where all is well `memory` is shared; it may come suspended, and then keeps its
   /// addresses. Otherwise it is empty or suspended as it came, and nobody has anything of it mapped.
@@ -52,7 +52,8 @@ class MemorySharing {
   struct Publication;
   void map_peers(MemoryKind kind, SharedMemory& memory, std::vector<Publication>& published);
   void write_words(const std::vector<Publication>& published, const SharedMemory& memory) const;
-  void check_words(const OwnMemory& own, std::uint64_t nonce) const;
+  /// Those that the others wrote here, and ours there.
+  void check_words(const std::vector<Publication>& published, const SharedMemory& memory) const;
   /// Where a sender's word stands in a rank's memory.
   [[nodiscard]] std::uint64_t slot(int sender) const noexcept;
 
@@ -60,6 +61,7 @@ class MemorySharing {
   CUdevice device_;
   std::uint64_t bytes_;
   std::uint32_t word_;
+  bool self_test_;
 };
 
 }  // namespace commfuse::runtime

@@ -22,8 +22,8 @@ struct MemoryPart {
   Blob handle;            ///< kLegacyIpc, kVmmFabric: travels in a message
   Descriptor descriptor;  ///< kVmmDescriptor: travels by Exchange::hand_over_descriptor
 };
-/// More would need more descriptors than a process may have open.
-inline constexpr std::size_t kMaxParts = 64;
+/// Of one rank. All ranks' descriptors are open at once before they are mapped, and a process may not have many.
+inline constexpr std::size_t kMaxParts = 32;
 /// All but the descriptors.
 void write_parts(ByteWriter& writer, std::span<const MemoryPart> parts);
 /// Throws Error(kInvalidInput).

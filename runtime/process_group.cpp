@@ -108,10 +108,9 @@ ProcessGroup ProcessGroup::create(Exchange& exchange, const WorkspaceOptions& op
   creation.agree_on_request();
   creation.look_at_devices();
   auto workspace = creation.share_memory();
-  auto buffers = std::make_unique<runtime::GroupBuffers>(exchange, *workspace, creation.kind(), creation.device(),
-                                                         options.set_up_timeout);
-  auto life = std::make_unique<runtime::GroupLife>(exchange, *workspace, creation.kind(), creation.device(),
-                                                   options.set_up_timeout);
+  auto buffers =
+      std::make_unique<runtime::GroupBuffers>(exchange, *workspace, creation.kind(), creation.device(), options);
+  auto life = std::make_unique<runtime::GroupLife>(exchange, *workspace, creation.kind(), creation.device(), options);
   auto state = std::make_unique<State>(exchange, creation.context());
   state->workspace = std::move(workspace);
   state->buffers = std::move(buffers);

@@ -85,7 +85,10 @@ std::unique_ptr<Exchange> RankArguments::meet() const {
 }
 
 WorkspaceOptions RankArguments::options() {
-  return {.rotation_bytes = kRotationBytes, .timeout = 1s, .set_up_timeout = 10s};
+  return {.rotation_bytes = kRotationBytes,
+          .timeout = 1s,
+          .self_test = std::getenv("COMMFUSE_TEST_NO_SELF_TEST") == nullptr,
+          .set_up_timeout = 10s};
 }
 
 RankTaskEntry::RankTaskEntry(const char* name, RankTask task) { tasks()[name] = task; }

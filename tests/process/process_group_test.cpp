@@ -93,6 +93,18 @@ TEST_F(ProcessGroups, WritesThatNeverArriveAreFoundAndThePairIsNamed) {
                 "rank 2: what rank 1 wrote to it did not arrive", "IOMMU"});
 }
 
+TEST_F(ProcessGroups, ReadsThatDoNotArriveAreFoundAndThePairIsNamed) {
+  expect_alike(run("make", {{}, {}, {{"COMMFUSE_TEST_STALE=1"}}}),
+               {"error Unsupported", "rank 2: what it reads from rank 0 is not what it wrote there"});
+}
+
+TEST_F(ProcessGroups, TheSelfTestCanBeLeftOutByAllTogether) {
+  const RankSetup off{{"COMMFUSE_TEST_NO_SELF_TEST=1"}};
+  const RankSetup off_and_broken{{"COMMFUSE_TEST_NO_SELF_TEST=1", "COMMFUSE_TEST_STALE=1"}};
+  expect_alike(run("make", {off, off_and_broken}), {"made vmm_descriptor"});
+  expect_alike(run("make", {{}, off, {}}), {"error Mismatch", "rank 1 differs"});
+}
+
 TEST_F(ProcessGroups, ManyGroupsThatCameToBeAndThatDidNotLeaveNothingBehind) {
   expect_alike(run("make", {{}, {}}, MemoryKind::kVmmDescriptor, 30), {"made vmm_descriptor"});
   expect_alike(run("make", {{}, {}}, MemoryKind::kLegacyIpc, 30), {"made legacy_ipc"});

@@ -90,6 +90,11 @@ CUmemGenericAllocationHandle hold(PhysicalPointer memory) {
   return handle;
 }
 
+/// Whether it is memory of another process.
+bool is_foreign(CUdeviceptr pointer) {
+  const auto found = holding(g_ranges, pointer);
+  return found != g_ranges.end() && found->second.memory->is_foreign();
+}
 CUresult wrong_call() {
   ++g_wrong_calls;
   return CUDA_ERROR_INVALID_VALUE;
@@ -183,13 +188,15 @@ CUresult set_words(CUdeviceptr pointer, unsigned word, std::size_t count) {
   return CUDA_SUCCESS;
 }
 CUresult upload(CUdeviceptr pointer, const void* source, std::size_t bytes) {
-  const auto found = holding(g_ranges, pointer);
-  const bool is_foreign = found != g_ranges.end() && found->second.memory->is_foreign();
-  if (is_foreign && std::getenv("COMMFUSE_TEST_DROP") != nullptr) return CUDA_SUCCESS;
+  if (is_foreign(pointer) && std::getenv("COMMFUSE_TEST_DROP") != nullptr) return CUDA_SUCCESS;
   std::memcpy(memory_at(pointer), source, bytes);
   return CUDA_SUCCESS;
 }
 CUresult download(void* target, CUdeviceptr pointer, std::size_t bytes) {
+  if (is_foreign(pointer) && std::getenv("COMMFUSE_TEST_STALE") != nullptr) {
+    std::memset(target, 0xff, bytes);
+    return CUDA_SUCCESS;
+  }
   std::memcpy(target, memory_at(pointer), bytes);
   return CUDA_SUCCESS;
 }

@@ -2,6 +2,7 @@
 // through descriptors or through handles. What it is like in this process stands in the environment:
 //
 //   COMMFUSE_TEST_DROP    if set, what is written to the memory of another process gets lost
+//   COMMFUSE_TEST_STALE   if set, what is read from the memory of another process is as it was in the beginning
 //   COMMFUSE_TEST_UUID    number of the device; ranks of the same number share it
 //   COMMFUSE_TEST_ORDER   if set, the devices are numbered from the last: another CUDA_VISIBLE_DEVICES
 //   COMMFUSE_TEST_ALONE   if set, devices cannot access each other
