@@ -32,14 +32,14 @@ struct Arguments {
   std::filesystem::path cache_dir;
   std::vector<std::int64_t> tokens;
   std::vector<std::string> patterns;
-  std::string algorithm = "both";
+  std::string algorithm = "all";
   Launching launching = Launching::kBoth;
   RunOptions run;
 };
 
 std::vector<std::optional<Algorithm>> algorithms_named(const std::string& name) {
   if (name == "auto") return {std::nullopt};
-  if (name == "both") return {Algorithm::kOneShot, Algorithm::kTwoShot};
+  if (name == "all") return {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kDirect};
   return {runtime::value_of<Algorithm>(name)};
 }
 
@@ -123,8 +123,12 @@ void add_bench(CLI::App& app, Session& session) {
   command->add_option("FILE", arguments->file, "Deployment file")->required();
   command->add_option("--tokens", arguments->tokens, "Numbers of tokens, else 1,16,64,128,512,2048")->delimiter(',');
   command->add_option("--patterns", arguments->patterns, "Patterns, else all of the deployment")->delimiter(',');
-  command->add_option("--algorithm", arguments->algorithm, "one_shot, two_shot, both, or auto: the planner's choice")
-      ->check(CLI::IsMember({"one_shot", "two_shot", "both", "auto"}))
+  command
+      ->add_option(
+          "--algorithm", arguments->algorithm,
+          "one_shot, two_shot, direct (all tensors registered), all that the deployment has, or auto: the planner's "
+          "choice")
+      ->check(CLI::IsMember({"one_shot", "two_shot", "direct", "all", "auto"}))
       ->capture_default_str();
   command
       ->add_flag_callback(

@@ -69,7 +69,8 @@ BenchData::BenchData(const KernelSpec& spec, std::int64_t tokens, std::int64_t l
 Measurement describe_call(gpu::GroupOperation& operation, const BenchShape& shape, std::int64_t tokens,
                           const LaunchOptions& launch) {
   AllReduce& rank = operation.rank(0);
-  const Plan plan = rank.plan(tokens, launch);
+  const bool registered = launch.algorithm == Algorithm::kDirect;
+  const Plan plan = rank.plan(tokens, launch, registered);
   LaunchOptions free_choice = launch;
   free_choice.algorithm.reset();
   Measurement measurement;
@@ -77,7 +78,7 @@ Measurement describe_call(gpu::GroupOperation& operation, const BenchShape& shap
   measurement.kernel = rank.kernels()[static_cast<std::size_t>(plan.kernel)];
   measurement.tokens = tokens;
   measurement.dependent = launch.dependent_launch;
-  measurement.planned = rank.plan(tokens, free_choice).kernel == plan.kernel;
+  measurement.planned = rank.plan(tokens, free_choice, registered).kernel == plan.kernel;
   measurement.blocks = plan.blocks;
   return measurement;
 }
@@ -85,11 +86,16 @@ Measurement describe_call(gpu::GroupOperation& operation, const BenchShape& shap
 void measure_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, BenchData& data, const LaunchOptions& launch,
                   const RunOptions& options, Measurement& measurement) {
   measurement.checked_tokens = data.checked().data().tokens;
+  const bool direct = launch.algorithm == Algorithm::kDirect;
+  if (direct) data.checked().register_with(ranks.group());
   measurement.problem = check_call(ranks, operation, data.checked(), launch);
   if (measurement.problem.empty()) {
+    if (direct && &data.timed() != &data.checked()) data.timed().register_with(ranks.group());
     measurement.microseconds = time_call(ranks, operation, data.timed(), launch, options);
     measurement.problem = ranks.synchronise();
   }
+  data.checked().unregister(ranks.group());
+  data.timed().unregister(ranks.group());
   if (measurement.problem.empty()) return;
   measurement.failed = true;
   measurement.microseconds.reset();

@@ -33,7 +33,7 @@ class BenchData {
 
   [[nodiscard]] std::int64_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] gpu::PlacedCase& checked() { return *checked_; }
-  [[nodiscard]] const gpu::PlacedCase& timed() const { return timed_ ? *timed_ : *checked_; }
+  [[nodiscard]] gpu::PlacedCase& timed() { return timed_ ? *timed_ : *checked_; }
 
  private:
   std::int64_t tokens_;
@@ -45,8 +45,9 @@ class BenchData {
 [[nodiscard]] Measurement describe_call(gpu::GroupOperation& operation, const BenchShape& shape, std::int64_t tokens,
                                         const LaunchOptions& launch);
 
-/// Checks one call and, if it is right, times it: fills in the rest of `measurement`. A result that is not the
-/// reference's, or a call that fails, leaves it without a time, and the group is reset.
+/// Checks one call and, if it is right, times it, a direct one with all tensors registered: fills in the rest of
+/// `measurement`. A result that is not the reference's, or a call that fails, leaves it without a time, and the group
+/// is reset.
 void measure_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, BenchData& data, const LaunchOptions& launch,
                   const RunOptions& options, Measurement& measurement);
 

@@ -26,6 +26,7 @@ struct Argument {
   bool used = false;
   bool output = false;
   std::uint64_t bytes = 0;
+  device::Direct direct = device::Direct::kCount;  ///< which tensor of a direct kernel it is; kCount: none
 };
 
 bool overlap_partly(const Argument& a, const Argument& b) noexcept {
@@ -39,6 +40,7 @@ constexpr std::size_t kArguments = 16;
 /// The tensors of a call and their sizes. `used` is false for those that the pattern does not look at.
 std::array<Argument, kArguments> arguments_of(const AllReduceKind& kind, const Workspace& workspace,
                                               const AllReduceTensors& tensors, std::int64_t tokens) noexcept {
+  using device::Direct;
   const runtime::PatternTraits traits = runtime::traits_of(kind.pattern);
   const auto columns = static_cast<std::uint64_t>(kind.hidden_size);
   const auto rows = static_cast<std::uint64_t>(tokens);
@@ -57,7 +59,7 @@ std::array<Argument, kArguments> arguments_of(const AllReduceKind& kind, const W
   const bool has_residual = traits.residual && residual > 0;
   const std::uint64_t gamma = weight * (latent ? static_cast<std::uint64_t>(kind.latent_width) : columns);
   return {{
-      {"in", tensors.in, true, false, row * rows},
+      {"in", tensors.in, true, false, row * rows, Direct::kIn},
       {"residual_in", tensors.residual_in, has_residual, false, residual},
       {"gamma", tensors.gamma, norm, false, gamma},
       {"gamma_before", tensors.gamma_before, traits.norm == device::Norm::kPreAndPost, false, gamma},
@@ -67,12 +69,15 @@ std::array<Argument, kArguments> arguments_of(const AllReduceKind& kind, const W
       {"mixture", tensors.mixture, mixture, false, 4 * columns * rows},
       {"score_weight", tensors.score_weight, mixture, false, row},
       {"mixture_gamma", tensors.mixture_gamma, mixture && tensors.mixture_gamma != nullptr, false, row},
-      {"out", tensors.out, !norm || latent, true, row * rows},
-      {"residual_out", tensors.residual_out, has_residual, true, residual},
-      {"norm_out", tensors.norm_out, traits.norm_out, true, row * rows},
+      {"out", tensors.out, !norm || latent, true, row * rows, Direct::kOut},
+      // With a scattered residual only the owner of a row has it.
+      {"residual_out", tensors.residual_out, has_residual, true, residual,
+       kind.residual_scattered ? Direct::kCount : Direct::kResidualOut},
+      {"norm_out", tensors.norm_out, traits.norm_out, true, row * rows, Direct::kNormOut},
       {"partial_norm_out", tensors.partial_norm_out, traits.partial_out && own_rows > 0, true, row * own_rows},
-      {"quant_out", tensors.quant_out, quantises, true, columns * rows / (fp4 ? 2 : 1)},
-      {"scale_out", tensors.scale_out, quantises && !one_scale, true, scale_bytes(kind, tokens, tensors.scale_stride)},
+      {"quant_out", tensors.quant_out, quantises, true, columns * rows / (fp4 ? 2 : 1), Direct::kQuantOut},
+      {"scale_out", tensors.scale_out, quantises && !one_scale, true, scale_bytes(kind, tokens, tensors.scale_stride),
+       Direct::kScaleOut},
   }};
 }
 
@@ -100,6 +105,27 @@ Status check(const std::array<Argument, kArguments>& arguments) noexcept {
     }
   }
   return {};
+}
+
+/// The tensors of a call that a direct kernel can reach on all ranks.
+struct RegisteredTensors {
+  device::u32 wanted = 0;  ///< device::bit_of() those that a direct kernel would reach
+  device::u32 found = 0;   ///< and those of them that lie in registered buffers
+  std::array<const device::u64*, device::kDirectTensors> peer_offset{};
+};
+
+RegisteredTensors registered_of(const std::array<Argument, kArguments>& arguments,
+                                const runtime::WorkspaceState& workspace) noexcept {
+  RegisteredTensors result;
+  for (const Argument& argument : arguments) {
+    if (!argument.used || argument.direct == device::Direct::kCount) continue;
+    result.wanted |= device::bit_of(argument.direct);
+    const runtime::RegisteredRange* range = workspace.registered(argument.pointer, argument.bytes);
+    if (range == nullptr) continue;
+    result.found |= device::bit_of(argument.direct);
+    result.peer_offset[static_cast<std::size_t>(argument.direct)] = range->peer_offset;
+  }
+  return result;
 }
 
 }  // namespace
@@ -150,7 +176,7 @@ AllReduce::AllReduce(const KernelSet& kernels, Workspace& workspace, const AllRe
   kind_.gamma_dtype = shape.gamma_dtype;
   kind_.residual_scattered = shape.residual_scattered;
   std::vector<KernelSpec> alternatives;
-  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kDirect}) {
     shape.algorithm = algorithm;
     for (const Geometry& geometry : geometries(shape)) {
       shape.threads = geometry.threads;
@@ -163,18 +189,20 @@ AllReduce::AllReduce(const KernelSet& kernels, Workspace& workspace, const AllRe
   const std::vector<const KernelImage*> found = kernels.find_or_build(alternatives);
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (found[i] == nullptr) continue;
+    has_direct_ = has_direct_ || alternatives[i].algorithm == Algorithm::kDirect;
     specs_.push_back(alternatives[i]);
     images_.push_back(found[i]);
   }
 }
 
-Plan AllReduce::plan(std::int64_t tokens, const LaunchOptions& options) const noexcept {
+Plan AllReduce::plan(std::int64_t tokens, const LaunchOptions& options, bool registered) const noexcept {
   PlanRequest request;
   request.kernels = specs_;
   request.tokens = tokens;
   request.algorithm = options.algorithm;
   request.max_blocks = options.max_blocks;
   request.dependent_launch = options.dependent_launch || options.trigger_early;
+  request.registered = registered;
   return commfuse::plan(request, workspace_->caps());
 }
 
@@ -190,12 +218,16 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   if (stride < tokens || stride % 4 != 0) {
     return {Code::kInvalidArgument, "scale_stride", "must be a multiple of 4 and at least the number of tokens"};
   }
-  const Plan chosen = plan(tokens, options);
+  const std::array<Argument, kArguments> arguments = arguments_of(kind_, *workspace_, tensors, tokens);
+  if (const Status status = check(arguments); !status.ok()) return status;
+  const RegisteredTensors registered = has_direct_ ? registered_of(arguments, *workspace_) : RegisteredTensors{};
+  const Plan chosen = plan(tokens, options, registered.found != 0);
   const KernelSpec& spec = specs_[static_cast<std::size_t>(chosen.kernel)];
-  if (required_rotation_bytes(spec, tokens) > workspace_->rotation_bytes()) {
+  // A direct call that finds everything registered stages nothing.
+  const bool stages = spec.algorithm != Algorithm::kDirect || registered.found != registered.wanted;
+  if (stages && required_rotation_bytes(spec, tokens) > workspace_->rotation_bytes()) {
     return {Code::kCapacity, "tokens", "need more bytes than the workspace was made for"};
   }
-  if (const Status status = check(arguments_of(kind_, *workspace_, tensors, tokens)); !status.ok()) return status;
 
   const auto vectors = [](const void* pointer) { return static_cast<const device::Vec16*>(pointer); };
   const auto outputs = [](void* pointer) { return static_cast<device::Vec16*>(pointer); };
@@ -217,6 +249,10 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   params.mixture = tensors.mixture;
   params.score_weight = tensors.score_weight;
   params.mixture_gamma = tensors.mixture_gamma;
+  if (spec.algorithm == Algorithm::kDirect) {
+    params.direct = registered.found;
+    std::copy(registered.peer_offset.begin(), registered.peer_offset.end(), params.peer_offset);
+  }
   params.scale_stride = static_cast<device::u64>(stride);
   params.tokens = static_cast<device::u32>(tokens);
   params.flags = (options.trigger_early ? device::kTriggerEarly : 0U) |

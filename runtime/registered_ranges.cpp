@@ -23,10 +23,10 @@ void require_registrable(std::uintptr_t pointer, std::uint64_t bytes) {
 
 const RegisteredRange* RegisteredRanges::overlapping(std::uintptr_t base, std::size_t bytes) const noexcept {
   // The first that ends behind `base`.
-  const auto found = std::partition_point(ranges_.begin(), ranges_.end(), [base](const RegisteredRange& range) {
-    return range.base + range.bytes <= base;
+  const auto found = std::partition_point(entries_.begin(), entries_.end(), [base](const Entry& entry) {
+    return entry.range.base + entry.range.bytes <= base;
   });
-  return found != ranges_.end() && found->base < base + bytes ? &*found : nullptr;
+  return found != entries_.end() && found->range.base < base + bytes ? &found->range : nullptr;
 }
 
 const RegisteredRange* RegisteredRanges::holding(const void* pointer, std::size_t bytes) const noexcept {
@@ -35,14 +35,21 @@ const RegisteredRange* RegisteredRanges::holding(const void* pointer, std::size_
   return range != nullptr && range->base <= base && bytes <= range->base + range->bytes - base ? range : nullptr;
 }
 
-void RegisteredRanges::add(const RegisteredRange& range) {
-  const auto behind = std::partition_point(ranges_.begin(), ranges_.end(),
-                                           [&range](const RegisteredRange& other) { return other.base < range.base; });
-  ranges_.insert(behind, range);
+void RegisteredRanges::add(RegisteredRange range) {
+  std::array<device::u64, device::kMaxWorldSize> offsets{};
+  for (std::size_t rank = 0; rank < offsets.size(); ++rank) {
+    if (range.peer_base[rank] != 0) offsets[rank] = range.peer_base[rank] - range.base;
+  }
+  DeviceBuffer memory(sizeof(offsets));
+  memory.upload(offsets.data(), sizeof(offsets));
+  range.peer_offset = memory.as<const device::u64>();
+  const auto behind = std::partition_point(entries_.begin(), entries_.end(),
+                                           [&](const Entry& entry) { return entry.range.base < range.base; });
+  entries_.insert(behind, {range, std::move(memory)});
 }
 
 void RegisteredRanges::remove(std::uint64_t id) noexcept {
-  std::erase_if(ranges_, [id](const RegisteredRange& range) { return range.id == id; });
+  std::erase_if(entries_, [id](const Entry& entry) { return entry.range.id == id; });
 }
 
 }  // namespace commfuse::runtime

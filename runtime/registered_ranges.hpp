@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/params.cuh"
+#include "runtime/device_memory.hpp"
 
 namespace commfuse::runtime {
 
@@ -16,6 +17,8 @@ struct RegisteredRange {
   std::size_t bytes = 0;
   std::uint64_t id = 0;                                           ///< of the registration: the same on all ranks
   std::array<std::uintptr_t, device::kMaxWorldSize> peer_base{};  ///< by rank; the own one is `base`
+  /// In device memory, by rank: peer_base - base, as kernels read it (AllReduceParams::peer_offset). Set by add().
+  const device::u64* peer_offset = nullptr;
 };
 
 /// Throws Error(kInvalidArgument) for a buffer that no call could use.
@@ -28,12 +31,16 @@ class RegisteredRanges {
   [[nodiscard]] const RegisteredRange* holding(const void* pointer, std::size_t bytes) const noexcept;
   /// One that shares a byte with these, or null.
   [[nodiscard]] const RegisteredRange* overlapping(std::uintptr_t base, std::size_t bytes) const noexcept;
-  /// Must not overlap another.
-  void add(const RegisteredRange& range);
+  /// Must not overlap another. Throws Error(kOutOfMemory, kDriver).
+  void add(RegisteredRange range);
   void remove(std::uint64_t id) noexcept;
 
  private:
-  std::vector<RegisteredRange> ranges_;  ///< ascending
+  struct Entry {
+    RegisteredRange range;
+    DeviceBuffer peer_offset;
+  };
+  std::vector<Entry> entries_;  ///< ascending
 };
 
 }  // namespace commfuse::runtime

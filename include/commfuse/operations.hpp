@@ -41,6 +41,11 @@ struct AllReduceKind {
 /// operation's type unless said otherwise. Which ones a pattern needs is said at commfuse::Pattern; the others are not
 /// looked at. An output may be the very same matrix as an input (in place); tensors may not overlap in any other way.
 /// Not owned; they must stay valid until the call has completed on the stream.
+///
+/// in, out, residual_out (unless scattered), norm_out, quant_out and scale_out may lie in registered buffers
+/// (Workspace::allocate and register_buffer of the groups), each by itself; where the deployment has `direct` kernels,
+/// large calls then read and write them where they lie. Which of a call's tensors are registered, and where they lie
+/// in their buffers, must be the same on all ranks.
 struct AllReduceTensors {
   const void* in = nullptr;            ///< this rank's partial sums
   const void* residual_in = nullptr;   ///< with a scattered residual: own rows only, densely
@@ -100,8 +105,9 @@ class AllReduce {
   Status launch(const AllReduceTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
                 Stream stream) noexcept;
 
-  /// What launch would do.
-  [[nodiscard]] Plan plan(std::int64_t tokens, const LaunchOptions& options = {}) const noexcept;
+  /// What launch would do; `registered`: with tensors of which some lie in registered buffers.
+  [[nodiscard]] Plan plan(std::int64_t tokens, const LaunchOptions& options = {},
+                          bool registered = false) const noexcept;
   /// The kernels that a plan chooses from (Plan::kernel is an index into them).
   [[nodiscard]] const std::vector<KernelSpec>& kernels() const noexcept { return specs_; }
 
@@ -109,6 +115,7 @@ class AllReduce {
   AllReduceKind kind_;
   std::vector<KernelSpec> specs_;
   std::vector<const KernelImage*> images_;
+  bool has_direct_ = false;
   runtime::WorkspaceState* workspace_;
 };
 

@@ -36,9 +36,7 @@ class DirectAccess {
     for (u32 i = ptx::thread_index(); i < kDirectTensors * kRanks; i += ptx::thread_count()) {
       const u32 tensor = i / kRanks;
       const bool direct = (params.direct >> tensor & 1) != 0;
-      const u64 range = params.direct_range[tensor];
-      shared.offset[tensor][i % kRanks] =
-          direct ? ptx::load_weak(params.peer_offsets + range * kMaxWorldSize + i % kRanks) : 0;
+      shared.offset[tensor][i % kRanks] = direct ? ptx::load_weak(params.peer_offset[tensor] + i % kRanks) : 0;
     }
     if (ptx::thread_index() == 0) shared.failed = 0;
   }

@@ -94,11 +94,10 @@ struct AllReduceParams {
   const float* mixture;       ///< kAttentionResidual: [tokens, hidden size] fp32, running weighted sum
   const void* score_weight;   ///< kAttentionResidual: [hidden size]
   const void* mixture_gamma;  ///< kAttentionResidual: [hidden size]; null: the mixture is not normalised
-  /// Direct kernels: for each registered range and rank, what to add to an address of ours in that range to get the
-  /// same tensor in that rank's memory; [range * kMaxWorldSize + rank], in device memory.
-  const u64* peer_offsets;
-  u32 direct;                        ///< direct kernels: bit_of() the tensors that lie in registered ranges
-  u16 direct_range[kDirectTensors];  ///< and the numbers of those ranges
+  /// Direct kernels: bit_of() the tensors that lie in registered buffers, and for each of these, by rank, what to add
+  /// to an address in this rank's tensor to come to the same place in that rank's; in device memory.
+  u64 direct;
+  const u64* peer_offset[kDirectTensors];
 };
 
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
@@ -110,6 +109,6 @@ static_assert(__builtin_offsetof(AllReduceParams, peer_buffer) == 64, "parameter
 static_assert(__builtin_offsetof(AllReduceParams, out) == 192, "parameter layout");
 static_assert(__builtin_offsetof(AllReduceParams, mixture_gamma) == 312, "parameter layout");
 #endif
-static_assert(sizeof(AllReduceParams) == 344, "parameter layout");
+static_assert(sizeof(AllReduceParams) == 376, "parameter layout");
 
 }  // namespace commfuse::device

@@ -1,6 +1,7 @@
 // All-reduce on a real GPU, all ranks as streams of this process.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <random>
 #include <set>
@@ -119,6 +120,92 @@ TEST_F(AllReduceOnGpu, EveryOptionAgreesWithTheReferenceBitForBit) {
     if (seen.insert(spec.name()).second) unique.push_back(spec);
   }
   expect_right(unique, {2, 129}, Values::kNormal);
+}
+
+/// Direct kernels with all tensors registered, with inputs or outputs alone, with a mixture, and with none.
+constexpr std::uint32_t kAllTensors = (1U << device::kDirectTensors) - 1;
+constexpr std::uint32_t kInputAlone = device::bit_of(device::Direct::kIn);
+constexpr std::array kRegistered = {kAllTensors, kInputAlone, kAllTensors & ~kInputAlone, 0x29U, 0x16U, 0U};
+
+std::vector<KernelSpec> direct_kernels_of(std::vector<KernelSpec> shapes) {
+  for (KernelSpec& spec : shapes) {
+    spec.algorithm = Algorithm::kDirect;
+    spec.threads = geometries(spec).front().threads;
+    spec.cluster = geometries(spec).front().cluster;
+  }
+  return shapes;
+}
+
+TEST_F(AllReduceOnGpu, DirectKernelsAgreeWithTheReferenceWhateverIsRegistered) {
+  for (const int world_size : {1, 2, 4, 8}) {
+    std::vector<KernelSpec> shapes;
+    for (const auto& entry : runtime::kNames<Pattern>) {
+      KernelSpec spec = shape(entry.value, world_size, 1536, world_size == 2 ? DataType::kFp16 : DataType::kBf16);
+      shapes.push_back(spec);
+      spec.residual_scattered = true;
+      if (spec.normalised().residual_scattered) shapes.push_back(spec.normalised());
+    }
+    const std::vector<KernelSpec> kernels = direct_kernels_of(shapes);
+    const KernelSet set = KernelSet::warm_up(kernels);
+    Ranks ranks(world_size, bytes_for(kernels, 131));
+    std::uint64_t seed = 1;
+    for (const KernelSpec& spec : kernels) {
+      GroupOperation operation(set, ranks, kind_of(spec));
+      for (const std::int64_t tokens : {1, 3, 131}) {
+        const std::uint32_t registered = kRegistered[seed % kRegistered.size()];
+        ++seed;
+        PlacedCase placed(reference::make_case(spec, tokens, seed % 4 == 0 ? Values::kAnyBits : Values::kOutliers, seed,
+                                               seed % 2 == 0));
+        placed.register_with(ranks.group(), registered);
+        LaunchOptions options = options_of(placed.data(), seed % 2 == 0);
+        options.dependent_launch = options.trigger_early = seed % 3 == 0;
+        for (int call = 0; call < 3; ++call) ASSERT_EQ(operation.launch(placed, options), "");
+        ASSERT_EQ(ranks.synchronise(), "");
+        ASSERT_EQ(placed.check(), "") << spec.name() << ", registered " << registered;
+        placed.unregister(ranks.group());
+      }
+    }
+  }
+}
+
+TEST_F(AllReduceOnGpu, DirectCallsWithEverythingRegisteredNeedNoRotationBuffer) {
+  const std::vector<KernelSpec> kernels = direct_kernels_of({shape(Pattern::kResidualRmsNorm, 4, 2048)});
+  const KernelSet set = KernelSet::warm_up(kernels);
+  Ranks ranks(4, 256);
+  GroupOperation operation(set, ranks, kind_of(kernels.front()));
+  PlacedCase placed(reference::make_case(kernels.front(), 300, Values::kNormal, 5));
+  placed.register_with(ranks.group(), kAllTensors & ~device::bit_of(device::Direct::kNormOut));
+  EXPECT_NE(operation.launch(placed, options_of(placed.data())).find("capacity"), std::string::npos);
+  placed.unregister(ranks.group());
+  placed.register_with(ranks.group());
+  ASSERT_EQ(operation.launch(placed, options_of(placed.data())), "");
+  ASSERT_EQ(ranks.synchronise(), "");
+  EXPECT_EQ(placed.check(), "");
+  placed.unregister(ranks.group());
+}
+
+TEST_F(AllReduceOnGpu, LargeCallsWithRegisteredTensorsAreDirectWhereTheDeploymentHasThem) {
+  const KernelSpec spec = shape(Pattern::kResidualRmsNorm, 4, 8192);
+  std::vector<KernelSpec> kernels = kernels_of({spec});
+  for (const KernelSpec& direct : direct_kernels_of({spec})) kernels.push_back(direct);
+  const KernelSet set = KernelSet::warm_up(kernels);
+  Ranks ranks(4, bytes_for(kernels, 512));
+  GroupOperation operation(set, ranks, kind_of(spec));
+  const auto chosen = [&](std::int64_t tokens, bool registered) {
+    AllReduce& rank = operation.rank(0);
+    return rank.kernels()[static_cast<std::size_t>(rank.plan(tokens, {}, registered).kernel)].algorithm;
+  };
+  EXPECT_EQ(chosen(512, true), Algorithm::kDirect);
+  EXPECT_EQ(chosen(512, false), Algorithm::kTwoShot);
+  EXPECT_EQ(chosen(1, true), Algorithm::kOneShot);
+  PlacedCase placed(reference::make_case(spec, 512, Values::kNormal, 6));
+  placed.register_with(ranks.group());
+  LaunchOptions options = options_of(placed.data());
+  options.algorithm.reset();
+  ASSERT_EQ(operation.launch(placed, options), "");
+  ASSERT_EQ(ranks.synchronise(), "");
+  EXPECT_EQ(placed.check(), "");
+  placed.unregister(ranks.group());
 }
 
 class WorldSizes : public AllReduceOnGpu, public ::testing::WithParamInterface<int> {};

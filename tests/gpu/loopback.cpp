@@ -71,6 +71,28 @@ PlacedCase::PlacedCase(reference::Case data, std::optional<int> only_rank)
   restore();
 }
 
+void PlacedCase::register_with(LoopbackGroup& group, device::u32 tensors) {
+  constexpr std::array kIds = {TensorId::kIn,      TensorId::kOut,      TensorId::kResidualOut,
+                               TensorId::kNormOut, TensorId::kQuantOut, TensorId::kScaleOut};
+  static_assert(kIds.size() == device::kDirectTensors);
+  for (std::size_t i = 0; i < kIds.size(); ++i) {
+    if ((tensors >> i & 1) == 0) continue;
+    std::vector<void*> pointers;
+    std::uint64_t bytes = UINT64_MAX;
+    for (const auto& memory : memory_) {
+      const runtime::DeviceBuffer& buffer = memory[static_cast<std::size_t>(kIds[i])];
+      pointers.push_back(buffer.as());
+      bytes = std::min<std::uint64_t>(bytes, buffer.bytes());
+    }
+    if (bytes != 0) registered_.push_back(group.register_buffers(pointers, bytes));
+  }
+}
+
+void PlacedCase::unregister(LoopbackGroup& group) {
+  for (const RegisteredBuffer& buffer : registered_) group.release(buffer);
+  registered_.clear();
+}
+
 void PlacedCase::restore() {
   for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
     if (!is_placed(rank)) continue;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "commfuse/operations.hpp"
+#include "device/params.cuh"
 #include "reference/case.hpp"
 #include "runtime/device_memory.hpp"
 
@@ -51,6 +52,10 @@ class PlacedCase {
 
   [[nodiscard]] const reference::Case& data() const noexcept { return data_; }
   [[nodiscard]] AllReduceTensors tensors(int rank) const;
+  /// Registers those of its tensors that direct kernels reach and `tensors` (device::bit_of) names, until it is
+  /// unregistered. All ranks must be placed.
+  void register_with(LoopbackGroup& group, device::u32 tensors = ~0U);
+  void unregister(LoopbackGroup& group);
   /// Inputs and poisoned outputs as before the first call.
   void restore();
   /// Empty if every output on every rank that is placed is right; else the first report.
@@ -64,6 +69,7 @@ class PlacedCase {
   reference::Case data_;
   std::optional<int> only_rank_;
   std::vector<std::array<runtime::DeviceBuffer, reference::kTensorCount>> memory_;
+  std::vector<RegisteredBuffer> registered_;
 };
 
 /// All ranks of one group with a stream each.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "commfuse/workspace.hpp"
 
@@ -146,7 +147,7 @@ class Run {
     }
   }
 
-  /// One range for each tensor: how far it is from a rank's tensor to each peer's.
+  /// For each tensor: how far it is from a rank's tensor to each peer's.
   const device::u64* offsets_of(const PlacedCall& placed, std::uint32_t rank) {
     constexpr std::array kIds = {TensorId::kIn,      TensorId::kOut,      TensorId::kResidualOut,
                                  TensorId::kNormOut, TensorId::kQuantOut, TensorId::kScaleOut};
@@ -224,9 +225,9 @@ class Run {
     params.flags = (call.dependent ? device::kTriggerEarly : 0U) | (zero_padding ? device::kZeroScalePadding : 0U);
     params.operation = static_cast<device::u32>(call.spec.pattern);
     if (call.direct != 0) {
-      params.peer_offsets = offsets_of(placed, rank);
       params.direct = call.direct;
-      for (device::u32 i = 0; i < device::kDirectTensors; ++i) params.direct_range[i] = static_cast<device::u16>(i);
+      const device::u64* offsets = offsets_of(placed, rank);
+      for (auto& tensor : params.peer_offset) tensor = std::exchange(offsets, offsets + device::kMaxWorldSize);
     }
     params.eps = placed.data.eps;
     const auto cluster = static_cast<std::uint32_t>(call.spec.cluster);
