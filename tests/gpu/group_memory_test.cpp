@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <numeric>
+#include <optional>
 
 #include "commfuse/engine.hpp"
 #include "gpu/loopback.hpp"
@@ -345,6 +345,39 @@ void fall_back(const RankArguments& arguments) {
 }
 const RankTaskEntry kFallBack("fall back", fall_back);
 
+/// The primary context is reset under a group, which is then destroyed; another one works in the new context.
+void end(const RankArguments& arguments) {
+  Rank rank(arguments);
+  std::optional<ProcessGroup> group = rank.make();
+  (void)group->allocate(4096);
+  CUdeviceptr plain = 0;
+  COMMFUSE_DRIVER(cuMemAlloc(&plain, 65536));
+  (void)group->register_buffer(pointer_to(plain), 65536);
+  CUdevice device = 0;
+  COMMFUSE_DRIVER(cuCtxGetDevice(&device));
+  COMMFUSE_DRIVER(cuCtxSynchronize());
+  rank.meet();
+  COMMFUSE_REQUIRE(extra<CUresult (*)(CUdevice)>("cuDevicePrimaryCtxReset_v2")(device) == CUDA_SUCCESS);
+  {
+    const DeviceContext again(device);
+    // May lie where the group's memory was.
+    CUdeviceptr mine = 0;
+    COMMFUSE_DRIVER(cuMemAlloc(&mine, 65536));
+    const std::uint32_t written = 17;
+    COMMFUSE_DRIVER(cuMemcpyHtoD(mine, &written, 4));
+    group.reset();
+    std::uint32_t read = 0;
+    COMMFUSE_DRIVER(cuMemcpyDtoH(&read, mine, 4));
+    COMMFUSE_REQUIRE(read == written);
+    COMMFUSE_DRIVER(cuMemFree(mine));
+    rank.meet();
+    ProcessGroup another = rank.make();
+    COMMFUSE_REQUIRE(rank.reaches_all(another.allocate(4096)));
+  }
+  std::printf("ok\n");
+}
+const RankTaskEntry kEnd("end", end);
+
 // ---- tests ----------------------------------------------------------------------------------------------------------
 
 class GroupMemory : public ProcessGroups {
@@ -367,6 +400,12 @@ TEST_P(GroupMemoryKinds, TheEnginesOwnMemoryIsReachedByEveryRank) {
 
 TEST_P(GroupMemoryKinds, CallsAndGraphsLiveThroughResetGrowAndSleep) {
   for (const std::size_t size : {2U, 4U}) expect_all(run("live", std::vector<RankSetup>(size), GetParam()), "ok\n");
+}
+
+TEST_P(GroupMemoryKinds, AGroupMayOutliveItsContext) { expect_all(run("end", {{}, {}}, GetParam()), "ok\n"); }
+
+TEST_P(GroupMemoryKinds, AHundredGroupsInARowLeaveMemoryAndDescriptorsAsTheyWere) {
+  expect_all(run("fall back", {{}, {}}, GetParam(), 100), "made " + std::string(to_string(GetParam())) + "\n");
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GroupMemoryKinds, ::testing::Values(MemoryKind::kVmmDescriptor, MemoryKind::kLegacyIpc),

@@ -5,6 +5,7 @@
 
 #include "commfuse/error.hpp"
 #include "runtime/exchange/bytes.hpp"
+#include "runtime/memory_sharing.hpp"
 #include "runtime/peer_memory.hpp"
 #include "runtime/registered_ranges.hpp"
 
@@ -98,6 +99,16 @@ TEST(MemoryParts, MoreThanARankMayHaveAreRefused) {
   const Blob blob = writer.take();
   ByteReader reader(blob);
   EXPECT_THROW((void)read_parts(reader), Error);
+}
+
+TEST(MappingErrors, NameTheRankAndWhatStandsBetweenTheTwo) {
+  const auto ranks = make_thread_exchanges(2);
+  const Error error = mapping_error(*ranks[0], 1, Error(Code::kDriver, "cuIpcOpenMemHandle failed", "201"));
+  EXPECT_EQ(error.code(), Code::kDriver);
+  const std::string text = error.what();
+  EXPECT_NE(text.find("cannot map the memory of rank 1: cuIpcOpenMemHandle failed: 201"), std::string::npos) << text;
+  EXPECT_NE(error.remedy().find("one process"), std::string::npos) << text;
+  EXPECT_NE(error.remedy().find("ProcessGroup::allocate"), std::string::npos) << text;
 }
 
 }  // namespace
