@@ -64,7 +64,7 @@ RegisteredBuffer GroupBuffers::allocate(std::uint64_t bytes) {
   for (int rank = 0; rank < exchange_.size(); ++rank) {
     pointers[static_cast<std::size_t>(rank)] = buffer.memory.pointer(rank, exchange_.rank());
   }
-  return add(std::move(buffer), bytes, std::move(pointers));
+  return add(steps, std::move(buffer), bytes, pointers);
 }
 
 RegisteredBuffer GroupBuffers::register_buffer(const void* pointer, std::uint64_t bytes) {
@@ -125,7 +125,7 @@ RegisteredBuffer GroupBuffers::register_buffer(const void* pointer, std::uint64_
       pointers.push_back(opened.mapping.pointer() + publication.offset);
     }
   }
-  return add(std::move(buffer), bytes, std::move(pointers));
+  return add(steps, std::move(buffer), bytes, pointers);
 }
 
 void GroupBuffers::release(const RegisteredBuffer& buffer) {
@@ -140,16 +140,20 @@ void GroupBuffers::release(const RegisteredBuffer& buffer) {
   workspace_.buffers().remove(buffer.id());
   Buffer gone = std::move(found->second);
   buffers_.erase(found);
-  gone.memory.peers.clear();
-  close_peers(gone.numbers);
-  if (!gone.is_ours) {
-    const auto offered = offered_.find(gone.identity);
+  let_go(steps, std::move(gone));
+}
+
+void GroupBuffers::let_go(GroupSteps& steps, Buffer buffer) {
+  buffer.memory.peers.clear();
+  close_peers(buffer.numbers);
+  if (!buffer.is_ours) {
+    const auto offered = offered_.find(buffer.identity);
     if (--offered->second.users == 0) offered_.erase(offered);
   }
   try {
     steps.barrier();
   } catch (const ExchangeError&) {
-    (void)gone.memory.own.leave_to_peers();
+    (void)buffer.memory.own.leave_to_peers();
     throw;
   }
 }
@@ -233,16 +237,24 @@ void GroupBuffers::open_peers(GroupSteps& steps, std::vector<Publication>& publi
   }
 }
 
-RegisteredBuffer GroupBuffers::add(Buffer buffer, std::uint64_t bytes, std::vector<std::uintptr_t> pointers) {
+RegisteredBuffer GroupBuffers::add(GroupSteps& steps, Buffer buffer, std::uint64_t bytes,
+                                   const std::vector<std::uintptr_t>& pointers) {
   RegisteredRange range;
   range.bytes = bytes;
   range.id = next_id_++;
-  range.base = pointers[static_cast<std::size_t>(exchange_.rank())];
-  std::copy(pointers.begin(), pointers.end(), range.peer_base.begin());
-  workspace_.buffers().add(range);
+  const GroupSteps::Result result = steps.step([&] {
+    range.base = pointers[static_cast<std::size_t>(exchange_.rank())];
+    std::copy(pointers.begin(), pointers.end(), range.peer_base.begin());
+    workspace_.buffers().add(range, peer_offsets(range));
+    buffer.pointers.reserve(pointers.size());
+    for (const std::uintptr_t pointer : pointers) buffer.pointers.push_back(reinterpret_cast<void*>(pointer));
+  });
+  if (!result.is_ok()) {
+    workspace_.buffers().remove(range.id);
+    let_go(steps, std::move(buffer));
+    throw steps.error_of(result.ranks);
+  }
   buffer.users = 1;
-  buffer.pointers.reserve(pointers.size());
-  for (const std::uintptr_t pointer : pointers) buffer.pointers.push_back(reinterpret_cast<void*>(pointer));
   buffers_[range.id] = std::move(buffer);
   return handle_of(range.id, bytes);
 }

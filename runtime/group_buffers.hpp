@@ -62,7 +62,11 @@ class GroupBuffers {
                                             const EngineMemory::Identity& identity) const;
   /// Maps what is not mapped yet; all or nothing.
   void open_peers(GroupSteps& steps, std::vector<Publication>& published, std::span<const MemoryPart> own);
-  [[nodiscard]] RegisteredBuffer add(Buffer buffer, std::uint64_t bytes, std::vector<std::uintptr_t> pointers);
+  /// Makes a buffer known to launches. Where that fails on some rank, nothing of it stays.
+  [[nodiscard]] RegisteredBuffer add(GroupSteps& steps, Buffer buffer, std::uint64_t bytes,
+                                     const std::vector<std::uintptr_t>& pointers);
+  /// Closes what is open for this buffer alone; when all have, its memory goes.
+  void let_go(GroupSteps& steps, Buffer buffer);
   [[nodiscard]] RegisteredBuffer handle_of(std::uint64_t id, std::uint64_t bytes) const;
   /// One user less; closes what has none left.
   void close_peers(const std::vector<std::uint64_t>& numbers) noexcept;

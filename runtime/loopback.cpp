@@ -142,11 +142,16 @@ RegisteredBuffer LoopbackGroup::register_buffers(std::span<void* const> pointers
   }
   range.bytes = bytes;
   range.id = state_->next_id++;
-  for (std::size_t rank = 0; rank < pointers.size(); ++rank) {
-    range.base = range.peer_base[rank];
-    state_->ranks[rank]->buffers().add(range);
+  try {
+    for (std::size_t rank = 0; rank < pointers.size(); ++rank) {
+      range.base = range.peer_base[rank];
+      state_->ranks[rank]->buffers().add(range, runtime::peer_offsets(range));
+    }
+    state_->buffers.try_emplace(range.id);
+  } catch (...) {
+    for (auto& rank : state_->ranks) rank->buffers().remove(range.id);
+    throw;
   }
-  state_->buffers.try_emplace(range.id);
   return {range.id, bytes, {pointers.begin(), pointers.end()}};
 }
 

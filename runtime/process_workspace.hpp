@@ -66,6 +66,7 @@ class ProcessWorkspace final : public WorkspaceState {
   /// The context has died and its memory with it: nothing is to be given back.
   void abandon() noexcept {
     memory_.abandon();
+    buffers().abandon();
     control_memory_.abandon();
     mailbox_memory_.abandon();
   }

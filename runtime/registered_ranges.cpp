@@ -35,21 +35,29 @@ const RegisteredRange* RegisteredRanges::holding(const void* pointer, std::size_
   return range != nullptr && range->base <= base && bytes <= range->base + range->bytes - base ? range : nullptr;
 }
 
-void RegisteredRanges::add(RegisteredRange range) {
+DeviceBuffer peer_offsets(const RegisteredRange& range) {
   std::array<device::u64, device::kMaxWorldSize> offsets{};
   for (std::size_t rank = 0; rank < offsets.size(); ++rank) {
     if (range.peer_base[rank] != 0) offsets[rank] = range.peer_base[rank] - range.base;
   }
   DeviceBuffer memory(sizeof(offsets));
   memory.upload(offsets.data(), sizeof(offsets));
-  range.peer_offset = memory.as<const device::u64>();
+  return memory;
+}
+
+void RegisteredRanges::add(RegisteredRange range, DeviceBuffer offsets) {
+  range.peer_offset = offsets.as<const device::u64>();
   const auto behind = std::partition_point(entries_.begin(), entries_.end(),
                                            [&](const Entry& entry) { return entry.range.base < range.base; });
-  entries_.insert(behind, {range, std::move(memory)});
+  entries_.insert(behind, {range, std::move(offsets)});
 }
 
 void RegisteredRanges::remove(std::uint64_t id) noexcept {
   std::erase_if(entries_, [id](const Entry& entry) { return entry.range.id == id; });
+}
+
+void RegisteredRanges::abandon() noexcept {
+  for (Entry& entry : entries_) entry.peer_offset.abandon();
 }
 
 }  // namespace commfuse::runtime

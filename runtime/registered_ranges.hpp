@@ -24,6 +24,9 @@ struct RegisteredRange {
 /// Throws Error(kInvalidArgument) for a buffer that no call could use.
 void require_registrable(std::uintptr_t pointer, std::uint64_t bytes);
 
+/// What kernels read of it, for RegisteredRange::peer_offset. Throws Error(kOutOfMemory, kDriver).
+[[nodiscard]] DeviceBuffer peer_offsets(const RegisteredRange& range);
+
 /// Ranges without overlap. Looking up allocates nothing and takes no lock: nothing may be added or removed meanwhile.
 class RegisteredRanges {
  public:
@@ -31,9 +34,11 @@ class RegisteredRanges {
   [[nodiscard]] const RegisteredRange* holding(const void* pointer, std::size_t bytes) const noexcept;
   /// One that shares a byte with these, or null.
   [[nodiscard]] const RegisteredRange* overlapping(std::uintptr_t base, std::size_t bytes) const noexcept;
-  /// Must not overlap another. Throws Error(kOutOfMemory, kDriver).
-  void add(RegisteredRange range);
+  /// Must not overlap another. `offsets` are those of peer_offsets(range).
+  void add(RegisteredRange range, DeviceBuffer offsets);
   void remove(std::uint64_t id) noexcept;
+  /// The context has died, and what add() put into its memory.
+  void abandon() noexcept;
 
  private:
   struct Entry {

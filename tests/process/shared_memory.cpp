@@ -329,6 +329,12 @@ __attribute__((visibility("default"))) int commfuse_test_live_objects() {
   using namespace shared_memory;
   return static_cast<int>(g_ranges.size() + g_handles.size() + g_reserved.size() + g_host.size());
 }
+/// Mappings of other processes' memory.
+__attribute__((visibility("default"))) int commfuse_test_foreign_mappings() {
+  using namespace shared_memory;
+  return static_cast<int>(std::count_if(g_ranges.begin(), g_ranges.end(),
+                                        [](const auto& range) { return range.second.memory->is_foreign(); }));
+}
 /// Device memory of this process that is in use.
 __attribute__((visibility("default"))) std::size_t commfuse_test_device_bytes() { return shared_memory::g_bytes; }
 /// Memory as cuMemAllocManaged ("managed") or cuMemAllocAsync ("pool") make it. Freed by cuMemFree.

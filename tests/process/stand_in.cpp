@@ -23,6 +23,7 @@ Function driver_function(const char* name) {
 }  // namespace
 
 int live_objects() { return driver_function<int (*)()>("commfuse_test_live_objects")(); }
+int foreign_mappings() { return driver_function<int (*)()>("commfuse_test_foreign_mappings")(); }
 std::size_t device_bytes() { return driver_function<std::size_t (*)()>("commfuse_test_device_bytes")(); }
 int wrong_calls() { return driver_function<int (*)()>("commfuse_test_wrong_calls")(); }
 void limit_memory(std::size_t bytes) { driver_function<void (*)(std::size_t)>("commfuse_test_limit_memory")(bytes); }

@@ -13,6 +13,8 @@ namespace commfuse {
 
 /// Objects of the driver that this process has not given back.
 [[nodiscard]] int live_objects();
+/// Mappings of other processes' memory.
+[[nodiscard]] int foreign_mappings();
 /// Device memory of this process that is in use.
 [[nodiscard]] std::size_t device_bytes();
 /// Calls that gave back to the driver what was not there.

@@ -25,9 +25,9 @@ const void* at(std::uintptr_t address) { return reinterpret_cast<const void*>(ad
 TEST(RegisteredRanges, HoldsOnlyWhatLiesInOneOfThemAsAWhole) {
   RegisteredRanges ranges;
   EXPECT_EQ(ranges.holding(at(1000), 1), nullptr);
-  ranges.add(range(3000, 100, 3));
-  ranges.add(range(1000, 100, 1));
-  ranges.add(range(1100, 50, 2));
+  ranges.add(range(3000, 100, 3), {});
+  ranges.add(range(1000, 100, 1), {});
+  ranges.add(range(1100, 50, 2), {});
   EXPECT_EQ(id_of(ranges.holding(at(1000), 100)), 1U);
   EXPECT_EQ(id_of(ranges.holding(at(1099), 1)), 1U);
   EXPECT_EQ(id_of(ranges.holding(at(1100), 50)), 2U);
@@ -55,7 +55,7 @@ TEST(RegisteredRanges, FindsOverlapsAsASearchOfAllWould) {
     const bool is_free = std::none_of(all.begin(), all.end(), overlaps);
     ASSERT_EQ(ranges.overlapping(base, bytes) == nullptr, is_free) << base << " " << bytes;
     if (is_free) {
-      ranges.add(range(base, bytes, id));
+      ranges.add(range(base, bytes, id), {});
       all.push_back(range(base, bytes, id));
     } else if (below(2) == 0) {
       const auto gone = all.begin() + static_cast<std::ptrdiff_t>(below(all.size()));
