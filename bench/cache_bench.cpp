@@ -1,10 +1,14 @@
 // From a spec to a key, from a key to a cubin, and a whole warm start.
 #include <benchmark/benchmark.h>
 
+#include <utility>
+#include <vector>
+
 #include "bench/workload.hpp"
 #include "cache/entry.hpp"
 #include "commfuse/engine.hpp"
 #include "runtime/kernel_signature.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace commfuse::bench {
 namespace {
@@ -34,6 +38,24 @@ void look_up_in_cache(benchmark::State& state) {
   }
 }
 BENCHMARK(look_up_in_cache)->Unit(benchmark::kMicrosecond);
+
+/// What an operation does when it is made; a launch does not even that. 200 kernels are loaded.
+void look_up_loaded_kernel(benchmark::State& state) {
+  runtime::KernelTable table;
+  const std::vector<KernelSpec> specs = deployment_of(29).kernels();
+  for (const KernelSpec& spec : specs) {
+    KernelImage image;
+    image.spec = spec;
+    table.add(std::move(image));
+  }
+  std::size_t next = 0;
+  for (auto _ : state) {
+    if (table.find(specs[next]) == nullptr) state.SkipWithError("a kernel is not there");
+    next = next + 1 == specs.size() ? 0 : next + 1;
+  }
+  state.counters["kernels"] = static_cast<double>(specs.size());
+}
+BENCHMARK(look_up_loaded_kernel);
 
 void look_up_what_is_absent(benchmark::State& state) {
   const TemporaryFolder folder;

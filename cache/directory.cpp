@@ -3,8 +3,11 @@
 #include <pwd.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace commfuse::cache {
@@ -40,6 +43,21 @@ std::vector<fs::path> split_paths(const std::string& list, const std::string& va
     }
   }
   return paths;
+}
+
+std::optional<std::uint64_t> parse_size(std::string_view text) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return std::nullopt;
+  std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  if (unit.empty() || unit == "B") return number;
+  const std::size_t power = std::string_view("KMGT").find(unit.front());
+  if (power == std::string_view::npos) return std::nullopt;
+  if (unit.size() > 1 && unit.substr(1) != "iB" && unit.substr(1) != "B") return std::nullopt;
+  const unsigned shift = 10 * (static_cast<unsigned>(power) + 1);
+  if (number > (std::numeric_limits<std::uint64_t>::max() >> shift)) return std::nullopt;
+  return number << shift;
 }
 
 void find_writable(const Environment& environment, Directories& result) {
@@ -91,6 +109,14 @@ Directories find_directories(const Environment& environment, const fs::path& cho
   }
   if (const auto list = environment.variable("COMMFUSE_CACHE_TRUST")) {
     result.trusted = split_paths(*list, "COMMFUSE_CACHE_TRUST", result.warnings);
+  }
+  if (const auto bound = environment.variable("COMMFUSE_CACHE_MAX_BYTES"); bound && !bound->empty()) {
+    if (const auto bytes = parse_size(*bound)) {
+      result.max_bytes = *bytes;
+    } else {
+      result.warnings.push_back("COMMFUSE_CACHE_MAX_BYTES is '" + *bound +
+                                "', which is no size and therefore ignored; use a number of bytes, 500MiB or 2GiB");
+    }
   }
   if (const auto runtime = environment.variable("XDG_RUNTIME_DIR"); runtime && runtime->starts_with('/')) {
     result.runtime = *runtime;

@@ -1,6 +1,7 @@
 // Where the cache is.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -23,15 +24,17 @@ struct Directories {
   std::string chosen_by;                        ///< what decided: "COMMFUSE_CACHE_DIR", "HOME", "the caller" ...
   std::vector<std::filesystem::path> readonly;  ///< layers below it, first one first; directories or packs
   std::vector<std::filesystem::path> trusted;   ///< allowed by name in spite of owner or mode (COMMFUSE_CACHE_TRUST)
-  std::filesystem::path runtime;                ///< XDG_RUNTIME_DIR, a place for locks; empty if not set or relative
-  std::vector<std::string> warnings;            ///< one line each, naming the variable to set
+  std::uint64_t max_bytes = std::uint64_t{2} << 30;  ///< bound on `writable` (COMMFUSE_CACHE_MAX_BYTES); 0: none
+  std::filesystem::path runtime;      ///< XDG_RUNTIME_DIR, a place for locks; empty if not set or relative
+  std::vector<std::string> warnings;  ///< one line each, naming the variable to set
 };
 
 /// The writable directory: `chosen` (made absolute) if it is not empty, else COMMFUSE_CACHE_DIR, else
 /// $XDG_CACHE_HOME/commfuse, else $HOME/.cache/commfuse, else the home of the passwd entry. A relative
 /// COMMFUSE_CACHE_DIR disables the cache with a warning and a relative XDG_CACHE_HOME or HOME is passed over, because a
 /// directory that depends on where a process was started is how planted kernels get loaded. COMMFUSE_CACHE_READONLY and
-/// COMMFUSE_CACHE_TRUST are lists with ':' between the paths. Reads the environment only; touches no file.
+/// COMMFUSE_CACHE_TRUST are lists with ':' between the paths; COMMFUSE_CACHE_MAX_BYTES is a number of bytes, or one
+/// with a unit (KiB, MiB, GiB, TiB, or just K, M, G, T, all binary). Reads the environment only; touches no file.
 [[nodiscard]] Directories find_directories(const Environment& environment, const std::filesystem::path& chosen = {});
 
 }  // namespace commfuse::cache

@@ -22,7 +22,7 @@ namespace commfuse::cache {
 //   facts       object    informs; by convention
 //                           log        string   of the compiler
 //                           phases_ms  object   milliseconds by phase ("front_end", "nvvm", "ptxas" ...)
-//                           resources  object   numbers: registers, shared_bytes, stack_bytes, spill_bytes ...
+//                           resources  object   numbers: registers, shared_bytes, stack_bytes, instructions ...
 //                           toolchain  object   what compiled it and where, the compiler's environment variables
 //                           source     string   the generated translation unit
 //   schema      integer   kEntrySchema

@@ -91,7 +91,8 @@ KeyLock::~KeyLock() {
 
 struct Locks::State {
   std::vector<Place> places;
-  std::string cache_id;  // locks of different caches do not meet
+  std::string why_not_beside_the_cache;  // where it matters to people
+  std::string cache_id;                  // locks of different caches do not meet
   mutable std::mutex mutex;
   bool searched = false;
   Place chosen;
@@ -123,6 +124,13 @@ struct Locks::State {
 
 Locks::Locks(const Directories& directories) : state_(std::make_unique<State>()) {
   state_->places = places_for(directories);
+  if (!directories.writable.empty()) {
+    const FilesystemKind kind = filesystem_of(directories.writable);
+    if (!kind.local) {
+      state_->why_not_beside_the_cache =
+          "; the cache is on " + kind.name + ", where locks do not hold, so that machines do not exclude each other";
+    }
+  }
   state_->cache_id = sha256_hex(directories.writable.lexically_normal().string()).substr(0, 16);
 }
 
@@ -183,7 +191,7 @@ std::filesystem::path Locks::directory() const {
 std::string Locks::explanation() const {
   const fs::path path = directory();
   for (const Place& place : state_->places) {
-    if (place.path == path) return place.explanation;
+    if (place.path == path) return place.explanation + state_->why_not_beside_the_cache;
   }
   return "no local directory for locks can be written; kernels may be compiled more than once";
 }

@@ -1,5 +1,7 @@
 #include "cache/store.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
@@ -16,6 +18,7 @@
 #include "cache/sha256.hpp"
 #include "cache/signature.hpp"
 #include "cache/trust.hpp"
+#include "cache/usage.hpp"
 #include "cache/writer.hpp"
 #include "commfuse/error.hpp"
 #include "commfuse/version.hpp"
@@ -49,9 +52,13 @@ std::string_view to_string(Miss miss) noexcept {
 }
 
 struct Store::State {
-  explicit State(StoreOptions chosen) : options(std::move(chosen)), locks(options.directories) {}
+  explicit State(StoreOptions chosen)
+      : options(std::move(chosen)),
+        max_bytes(options.max_bytes.value_or(options.directories.max_bytes)),
+        locks(options.directories) {}
 
   StoreOptions options;
+  const std::uint64_t max_bytes;
   Locks locks;
   std::vector<std::unique_ptr<Layer>> layers;
   DirectoryLayer* writable = nullptr;  // layers.front(), or null
@@ -72,13 +79,13 @@ struct Store::State {
   // After `added` bytes were published.
   void keep_within_bound(std::uint64_t added) {
     constexpr int kPublishesPerScan = 64;
-    if (options.max_bytes == 0) return;
+    if (max_bytes == 0) return;
     const std::unique_lock lock(bound_mutex, std::try_to_lock);
     if (!lock) return;  // another thread is at it
     bytes_believed += added;
-    if (--publishes_until_scan >= 0 && bytes_believed <= options.max_bytes) return;
+    if (--publishes_until_scan >= 0 && bytes_believed <= max_bytes) return;
     GcOptions bound;
-    bound.max_bytes = options.max_bytes;
+    bound.max_bytes = max_bytes;
     bytes_believed = collect_garbage(*writable, locks, bound).bytes_after;
     publishes_until_scan = kPublishesPerScan;
   }
@@ -255,6 +262,22 @@ std::vector<EntryInfo> Store::list() const {
 GcReport Store::collect(const GcOptions& options) const {
   if (state_->writable == nullptr) return {};
   return collect_garbage(*state_->writable, state_->locks, options);
+}
+
+void Store::record(const Usage& usage) const {
+  if (state_->writable == nullptr) return;
+  const auto directory = state_->writable->open().directory;
+  struct stat status {};
+  if (!directory || ::fstat(directory->get(), &status) != 0) return;
+  // As entries are: what the directory grants, its group's right to write only where it is shared on purpose.
+  const unsigned granted = (status.st_mode & 0644u) | (is_group_shared(status) ? 0020u : 0u);
+  record_usage(directory->get(), granted, state_->locks, usage);
+}
+
+Usage Store::usage() const {
+  if (state_->writable == nullptr) return {};
+  const auto directory = state_->writable->open().directory;
+  return directory ? read_usage(directory->get()) : Usage{};
 }
 
 const std::vector<std::filesystem::path>& Store::layers() const noexcept { return state_->paths; }

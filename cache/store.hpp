@@ -20,6 +20,7 @@ namespace commfuse::cache {
 class Locks;
 struct GcOptions;
 struct GcReport;
+struct Usage;
 
 /// Why a kernel was not found. All but kAbsent and kUncached mean that something lies there which is not the kernel;
 /// the next publish replaces it.
@@ -90,8 +91,9 @@ struct StoreOptions {
   /// Receives each warning once per store: that nothing can be stored and which variable to set, a layer that is
   /// refused.
   std::function<void(std::string_view message)> warn;
-  /// Bound on the writable directory; publishing beyond it evicts what was used least recently (see gc.hpp). 0: none.
-  std::uint64_t max_bytes = std::uint64_t{2} << 30;
+  /// Bound on the writable directory; publishing beyond it evicts what was used least recently (see gc.hpp). 0: none;
+  /// not set: Directories::max_bytes.
+  std::optional<std::uint64_t> max_bytes = std::nullopt;
 };
 
 /// One writable directory over any number of read-only ones. Looks in the writable one first, then down the layers in
@@ -125,7 +127,7 @@ class Store {
   /// Stores an entry that came from elsewhere as it is, metadata included, if it is intact. As publish otherwise.
   Publication import_entry(std::string_view key, const Hit& entry) const;
 
-  /// Removes from the writable directory what gc.hpp says. Publishing beyond StoreOptions::max_bytes does so by itself.
+  /// Removes from the writable directory what gc.hpp says. Publishing beyond the bound does so by itself.
   GcReport collect(const GcOptions& options) const;
 
   /// All entries of all layers, well-formed or not, sorted by key, then by layer.
@@ -135,6 +137,11 @@ class Store {
   [[nodiscard]] const std::vector<std::filesystem::path>& layers() const noexcept;
   [[nodiscard]] const Directories& directories() const noexcept;
   [[nodiscard]] const Locks& locks() const noexcept;
+
+  /// Adds to the numbers that the writable directory keeps, if it is there (usage.hpp), and what they have come to.
+  /// Neither creates a directory, nor throws but for memory.
+  void record(const Usage& usage) const;
+  [[nodiscard]] Usage usage() const;
 
   /// What this object has been asked so far.
   struct Counters {

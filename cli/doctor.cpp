@@ -181,6 +181,7 @@ json document_of(const Findings& findings) {
             {"kernels", cache.entries},
             {"damaged", cache.damaged},
             {"bytes", cache.bytes},
+            {"max_bytes", cache.directories.max_bytes},
             {"readonly", json::array()},
             {"warnings", cache.directories.warnings}};
   for (const auto& layer : cache.directories.readonly) folder["readonly"].push_back(layer.string());
@@ -236,6 +237,7 @@ void add_cache(const CacheFinding& cache, std::string& text) {
                       cache.directories.chosen_by.empty() ? "nothing" : cache.directories.chosen_by);
   text += fmt::format("           {} in {}, {} free", count_text(static_cast<std::int64_t>(cache.entries), "kernel"),
                       bytes_text(cache.bytes), bytes_text(cache.free_bytes));
+  if (cache.directories.max_bytes > 0) text += fmt::format(", at most {}", bytes_text(cache.directories.max_bytes));
   if (cache.damaged > 0) text += fmt::format(", {} damaged", cache.damaged);
   text += '\n';
   for (const LayerFinding& layer : cache.layers) {

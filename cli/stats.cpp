@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -13,7 +14,9 @@
 #include "cache/entry.hpp"
 #include "cache/signature.hpp"
 #include "cache/store.hpp"
+#include "cache/usage.hpp"
 #include "cli/command.hpp"
+#include "cli/facts.hpp"
 #include "cli/inputs.hpp"
 #include "cli/output.hpp"
 #include "cli/table.hpp"
@@ -39,21 +42,15 @@ struct Stats {
   Share damaged;
   std::map<std::string, Share> layers, archs, compilers;
   std::int64_t oldest = 0, newest = 0, last_used = 0;  // seconds since 1970; 0: no kernel
-  double compile_ms = 0;
+  std::map<std::string, double> compile_ms;            // by phase, of the kernels that are there
+  cache::Usage usage;                                  // of the folder, since it was made
 };
 
-/// What compiling the kernel took, as far as the entry tells.
-double compile_ms(const cache::Metadata& metadata) {
-  const json facts = json::parse(metadata.facts_json);
-  const json* total = nullptr;
-  if (facts.contains("phases_ms") && facts.at("phases_ms").is_object() && facts.at("phases_ms").contains("total")) {
-    total = &facts.at("phases_ms").at("total");
-  }
-  return total != nullptr && total->is_number() ? total->get<double>() : 0;
-}
+constexpr std::array kPhases = {"total", "front_end", "nvvm", "ptxas"};
 
 Stats count(const cache::Store& store) {
   Stats stats;
+  stats.usage = store.usage();
   for (const auto& layer : store.layers()) stats.layers[layer.string()];
   for (const cache::EntryInfo& entry : store.list()) {
     if (!entry.problem.empty()) {
@@ -68,7 +65,8 @@ Stats count(const cache::Store& store) {
     stats.oldest = stats.all.kernels == 1 ? entry.created_unix : std::min(stats.oldest, entry.created_unix);
     stats.newest = std::max(stats.newest, entry.created_unix);
     stats.last_used = std::max(stats.last_used, entry.last_used_unix);
-    stats.compile_ms += compile_ms(metadata);
+    const json facts = json::parse(metadata.facts_json);
+    for (const char* phase : kPhases) stats.compile_ms[phase] += number_in(facts, "phases_ms", phase);
   }
   return stats;
 }
@@ -85,9 +83,39 @@ void add_rows(const std::string& group, const std::map<std::string, Share>& shar
   }
 }
 
+/// "1.25 s (front_end 600 ms, nvvm 200 ms, ptxas 450 ms)"
+std::string times_text(const std::map<std::string, double>& by_phase) {
+  std::string text, phases;
+  for (const char* phase : kPhases) {
+    const auto time = by_phase.find(phase);
+    const double milliseconds = time == by_phase.end() ? 0 : time->second;
+    if (phase == kPhases.front()) {
+      text = time_text(milliseconds);
+    } else if (milliseconds > 0) {
+      phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, time_text(milliseconds));
+    }
+  }
+  return phases.empty() ? text : fmt::format("{} ({})", text, phases);
+}
+
+std::string usage_text(const cache::Usage& usage) {
+  if (usage.empty()) return {};
+  std::uint64_t missed = 0;
+  std::string reasons;
+  for (const auto& [reason, count] : usage.misses) {
+    missed += count;
+    reasons += fmt::format("{}{} {}", reasons.empty() ? "" : ", ", count, reason);
+  }
+  std::string text = fmt::format("Since it was made: {} found, {} missed", usage.hits, missed);
+  if (!reasons.empty()) text += fmt::format(" ({})", reasons);
+  text += fmt::format("; {} compiled", usage.compiled);
+  if (usage.compiled > 0) text += fmt::format(" in {}", times_text(usage.compile_ms));
+  return text + fmt::format(", {} failed\n", usage.failed);
+}
+
 int show_stats(const std::filesystem::path& cache_dir, bool as_json) {
   const auto store = open_store(cache_dir);
-  const Stats stats = count(*store);
+  Stats stats = count(*store);
   if (as_json) {
     print_document({{"kernels", stats.all.kernels},
                     {"bytes", stats.all.bytes},
@@ -95,7 +123,14 @@ int show_stats(const std::filesystem::path& cache_dir, bool as_json) {
                     {"oldest", stats.oldest},
                     {"newest", stats.newest},
                     {"last_used", stats.last_used},
-                    {"compile_ms", stats.compile_ms},
+                    {"compile_ms", stats.compile_ms["total"]},
+                    {"phases_ms", stats.compile_ms},
+                    {"usage",
+                     {{"hits", stats.usage.hits},
+                      {"misses", stats.usage.misses},
+                      {"compiled", stats.usage.compiled},
+                      {"failed", stats.usage.failed},
+                      {"compile_ms", stats.usage.compile_ms}}},
                     {"layers", document_of(stats.layers)},
                     {"archs", document_of(stats.archs)},
                     {"compilers", document_of(stats.compilers)}});
@@ -110,9 +145,9 @@ int show_stats(const std::filesystem::path& cache_dir, bool as_json) {
                       stats.damaged.kernels);
   if (stats.all.kernels > 0) {
     text += fmt::format("; made {} to {} UTC, last used {}; they took {} to compile", moment_text(stats.oldest),
-                        moment_text(stats.newest), moment_text(stats.last_used), time_text(stats.compile_ms));
+                        moment_text(stats.newest), moment_text(stats.last_used), times_text(stats.compile_ms));
   }
-  print(text + '\n');
+  print(text + '\n' + usage_text(stats.usage));
   return kDone;
 }
 

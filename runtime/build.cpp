@@ -13,6 +13,7 @@
 #include "cache/entry.hpp"
 #include "cache/obtain.hpp"
 #include "cache/store.hpp"
+#include "cache/usage.hpp"
 #include "runtime/driver.hpp"
 #include "runtime/kernel_signature.hpp"
 #include "runtime/log.hpp"
@@ -23,6 +24,8 @@ namespace commfuse::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kInstructionBytes = 16;  // on every architecture since Volta
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -48,6 +51,7 @@ std::string facts_of(const Program& program, const CompiledKernel& kernel, const
         {"spill_store_bytes", kernel.spill_store_bytes},
         {"spill_load_bytes", kernel.spill_load_bytes},
         {"code_bytes", kernel.facts.code_bytes},
+        {"instructions", kernel.facts.code_bytes / kInstructionBytes},
         {"param_bytes", kernel.facts.param_bytes}}},
       {"source", program.source},
       {"toolchain",
@@ -107,6 +111,7 @@ class Build {
       }
     }
     if (!wanted_.empty()) obtain_all();
+    record_usage();
     BuildReport& total = result_.report;
     total.nvrtc_calls = static_cast<int>(nvrtc_calls() - calls_before);
     total.milliseconds = milliseconds_since(start);
@@ -215,10 +220,20 @@ class Build {
       kernel = compile(toolchain.nvrtc(), program);
     } catch (...) {
       if (options_.on_compile) options_.on_compile(specs_[i], CompileStep::kEnd);
+      const std::scoped_lock lock(usage_mutex_);
+      ++usage_.failed;
       throw;
     }
     if (options_.on_compile) options_.on_compile(specs_[i], CompileStep::kEnd);
     if (!kernel.log.empty()) log(LogLevel::kInfo, fmt::format("{} for {}: {}", program.name, program.arch, kernel.log));
+    {
+      const std::scoped_lock lock(usage_mutex_);
+      ++usage_.compiled;
+      usage_.compile_ms["total"] += kernel.times.total;
+      usage_.compile_ms["front_end"] += kernel.times.front_end;
+      usage_.compile_ms["nvvm"] += kernel.times.optimizer;
+      usage_.compile_ms["ptxas"] += kernel.times.assembler;
+    }
     std::string facts = facts_of(program, kernel, toolchain);
     return {std::move(kernel.cubin), std::move(facts)};
   }
@@ -232,6 +247,17 @@ class Build {
     report(i).cubin_sha256 = one.cubin_sha256;
     finish(i, one.origin == cache::Origin::kCompiled ? KernelOrigin::kCompiled : KernelOrigin::kCache,
            one.cubin.size());
+  }
+
+  /// For `commfuse stats`: what this call has found, missed and compiled.
+  void record_usage() {
+    const cache::Store::Counters counters = store_.counters();
+    usage_.hits = counters.hits;
+    for (std::size_t i = 0; i < counters.misses.size(); ++i) {
+      if (counters.misses[i] != 0)
+        usage_.misses[std::string(to_string(static_cast<cache::Miss>(i)))] = counters.misses[i];
+    }
+    store_.record(usage_);
   }
 
   void fail(std::size_t i, const std::exception_ptr& failure) {
@@ -272,6 +298,8 @@ class Build {
   std::vector<cache::Wanted> wanted_;
   std::vector<std::size_t> wanted_specs_;  ///< of each of them, the index in specs_
   std::once_flag told_;
+  std::mutex usage_mutex_;  ///< while kernels are compiled
+  cache::Usage usage_;
   BuildResult result_;
 };
 

@@ -36,6 +36,7 @@ constexpr const char* kSecret = "COMMFUSE_EXCHANGE_KEY";
 // Ours too, but not fields of Env: the parts that obey these take the environment as an argument.
 constexpr Field kPassedFields[] = {
     {"COMMFUSE_CACHE_TRUST", {}, "cache folders, separated by ':', that are used whoever can write to them"},
+    {"COMMFUSE_CACHE_MAX_BYTES", {}, "most that the cache folder may hold (2GiB); 500MiB, 0 = no bound"},
     {"XDG_RUNTIME_DIR", {}, "where processes of one machine lock and meet"},
     {"COMMFUSE_EXCHANGE", {}, "how ranks find each other"},
     {"COMMFUSE_EXCHANGE_ADDRESS", {}, "host of rank 0, for the exchange over TCP"},

@@ -6,34 +6,18 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
-#include <unordered_map>
 #include <utility>
 
 #include "commfuse/engine.hpp"
 #include "runtime/background_build.hpp"
 #include "runtime/build.hpp"
 #include "runtime/driver.hpp"
+#include "runtime/kernel_table.hpp"
 #include "runtime/loader.hpp"
 #include "runtime/log.hpp"
 
 namespace commfuse {
 namespace {
-
-/// Of what tells the kernels of one device apart; the fields left out rarely do.
-struct SpecHash {
-  std::size_t operator()(const KernelSpec& spec) const noexcept {
-    std::size_t hash = 0;
-    for (const int field :
-         {static_cast<int>(spec.op), static_cast<int>(spec.pattern), static_cast<int>(spec.algorithm),
-          static_cast<int>(spec.dtype), static_cast<int>(spec.gamma_dtype), static_cast<int>(spec.quant_layout),
-          spec.world_size, spec.hidden_size, spec.threads, spec.cluster, static_cast<int>(spec.fp32_accumulate)}) {
-      hash = (hash ^ static_cast<std::size_t>(field)) * 0x9e3779b97f4a7c15U;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-};
 
 std::vector<KernelSpec> without_repetition(const std::vector<KernelSpec>& specs) {
   std::vector<KernelSpec> unique;
@@ -63,20 +47,6 @@ struct KernelSet::State {
 
   using Images = std::vector<const KernelImage*>;
 
-  [[nodiscard]] const KernelImage* find(const KernelSpec& spec) const noexcept {
-    const std::shared_lock lock(mutex);
-    const auto image = images.find(spec);
-    return image == images.end() ? nullptr : &image->second;
-  }
-
-  /// Empty if there is none at all.
-  [[nodiscard]] Images find_any(std::span<const KernelSpec> specs) const {
-    Images found;
-    for (const KernelSpec& spec : specs) found.push_back(find(spec));
-    if (std::all_of(found.begin(), found.end(), [](const KernelImage* image) { return image == nullptr; })) return {};
-    return found;
-  }
-
   [[nodiscard]] runtime::BuildResult build(const std::vector<KernelSpec>& specs) const {
     return runtime::build_kernels(specs, options, /*keep_cubins=*/true);
   }
@@ -87,9 +57,7 @@ struct KernelSet::State {
       if (kernel.failed != nullptr) std::rethrow_exception(kernel.failed);
     }
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      KernelImage image = runtime::load_kernel(specs[i], built.report.kernels[i].key, built.kernels[i].cubin);
-      const std::scoped_lock lock(mutex);
-      images.try_emplace(specs[i], std::move(image));
+      images.add(runtime::load_kernel(specs[i], built.report.kernels[i].key, built.kernels[i].cubin));
     }
   }
 
@@ -102,8 +70,7 @@ struct KernelSet::State {
   const BuildOptions options;
   std::atomic<int> policy{kOpen};
 
-  mutable std::shared_mutex mutex;  ///< of `images`, whose nodes stay where they are
-  std::unordered_map<KernelSpec, KernelImage, SpecHash> images;
+  runtime::KernelTable images;
 
   std::mutex miss_mutex;  ///< one miss at a time, so that two for the same kernel load it once
   std::atomic<std::uint64_t> misses{0}, after_seal{0}, refused{0}, loaded{0}, compiled{0};
@@ -118,7 +85,7 @@ void KernelSet::State::refuse(const KernelSpec& spec, const std::string& why, co
 
 KernelSet::State::Images KernelSet::State::miss(std::span<const KernelSpec> specs) {
   const std::scoped_lock one_at_a_time(miss_mutex);
-  if (Images found = find_any(specs); !found.empty()) return found;
+  if (Images found = images.find_any(specs); !found.empty()) return found;
   ++misses;
   const int chosen = policy;
   if (chosen != kOpen) ++after_seal;
@@ -145,7 +112,7 @@ KernelSet::State::Images KernelSet::State::miss(std::span<const KernelSpec> spec
   load(specs, *built);
   loaded += specs.size();
   compiled += static_cast<std::uint64_t>(built->report.compiled);
-  return find_any(specs);
+  return images.find_any(specs);
 }
 
 KernelSet KernelSet::warm_up(const Deployment& deployment, const BuildOptions& options) {
@@ -194,11 +161,11 @@ MissCounters KernelSet::miss_counters() const {
 
 const BuildReport& KernelSet::report() const noexcept { return state_->report; }
 const std::string& KernelSet::arch() const noexcept { return state_->arch; }
-const KernelImage* KernelSet::find(const KernelSpec& spec) const noexcept { return state_->find(spec); }
+const KernelImage* KernelSet::find(const KernelSpec& spec) const noexcept { return state_->images.find(spec); }
 
 std::vector<const KernelImage*> KernelSet::find_or_build(std::span<const KernelSpec> alternatives) const {
   if (alternatives.empty()) return {};
-  State::Images found = state_->find_any(alternatives);
+  State::Images found = state_->images.find_any(alternatives);
   return found.empty() ? state_->miss(alternatives) : found;
 }
 

@@ -88,8 +88,58 @@ TEST_F(CliUpkeep, StatsAddUp) {
   EXPECT_EQ(document.at("layers").at(cache()).at("bytes"), document.at("bytes"));
   ASSERT_EQ(document.at("compilers").size(), 1U);
   EXPECT_GT(document.at("compile_ms").get<double>(), 0);
+  EXPECT_GT(document.at("phases_ms").at("ptxas").get<double>(), 0);
   const Outcome text = run_commfuse({"stats", "--cache-dir", cache()});
   EXPECT_NE(text.out.find("1 damaged"), string::npos) << text.out;
+}
+
+TEST_F(CliUpkeep, StatsCountHitsAndMissesByReasonAndCompilations) {
+  const auto usage = [&] { return run({"stats"}).document().at("usage"); };
+  // The copy has brought along what filling it came to.
+  EXPECT_EQ(usage().at("misses").at("absent"), all_);
+  EXPECT_EQ(usage().at("compiled"), all_);
+  EXPECT_GT(usage().at("compile_ms").at("front_end").get<double>(), 0);
+  std::filesystem::resize_file(entry_file(small_.keys()[0], ".json"), 10);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(run({"precompile", small_.deployment(), "--arch", "sm_90a"}).exit_code, 0);
+  const json after = usage();
+  EXPECT_EQ(after.at("hits"), 2 * all_ - 1);
+  EXPECT_EQ(after.at("misses"), json({{"absent", all_}, {"malformed", 1}}));
+  EXPECT_EQ(after.at("compiled"), all_ + 1);
+  EXPECT_EQ(after.at("failed"), 0);
+  const Outcome text = run_commfuse({"stats", "--cache-dir", cache()});
+  EXPECT_NE(text.out.find("1 malformed"), string::npos) << text.out;
+}
+
+TEST_F(CliUpkeep, DoctorNamesTheBoundAndWhatIsWrongWithIt) {
+  const auto bound = [&](const string& value) {
+    return run_commfuse({"doctor", "--cache-dir", cache(), "--json"}, {{"COMMFUSE_CACHE_MAX_BYTES", value}});
+  };
+  EXPECT_EQ(bound("").document().at("cache").at("max_bytes"), std::uint64_t{2} << 30);
+  EXPECT_EQ(bound("500MiB").document().at("cache").at("max_bytes"), std::uint64_t{500} << 20);
+  const Outcome wrong = bound("plenty");
+  EXPECT_EQ(wrong.document().at("cache").at("max_bytes"), std::uint64_t{2} << 30);
+  EXPECT_NE(wrong.err.find("COMMFUSE_CACHE_MAX_BYTES"), string::npos) << wrong.err;
+}
+
+TEST_F(CliUpkeep, ListSorts) {
+  age(small_.keys()[0], 30);
+  const auto listed = [&](const string& by) { return run({"list", "--sort", by}).document().at("entries"); };
+  const auto expect_falling = [&](const string& by, const string& member) {
+    const json entries = listed(by);
+    ASSERT_EQ(entries.size(), static_cast<std::size_t>(all_));
+    for (std::size_t i = 1; i < entries.size(); ++i) {
+      EXPECT_GE(entries[i - 1].at(member).get<double>(), entries[i].at(member).get<double>()) << by;
+    }
+    EXPECT_GT(entries[0].at(member).get<double>(), 0) << by;
+  };
+  expect_falling("size", "disk_bytes");
+  expect_falling("time", "compile_ms");
+  expect_falling("registers", "registers");
+  EXPECT_EQ(listed("used")[0].at("key"), small_.keys()[0]);
+  EXPECT_EQ(listed("key")[0].at("key"), small_.keys()[0]);
+  EXPECT_LE(listed("age")[0].at("created"), listed("age")[static_cast<std::size_t>(all_) - 1].at("created"));
+  for (const json& entry : listed("key")) EXPECT_GT(entry.at("instructions").get<int>(), 0);
+  EXPECT_EQ(run({"list", "--sort", "colour"}).exit_code, 2);
 }
 
 TEST_F(CliUpkeep, DoctorShowsLayersAndTheFolderOfLocks) {
@@ -107,6 +157,19 @@ TEST_F(CliUpkeep, DoctorShowsLayersAndTheFolderOfLocks) {
   EXPECT_NE(found.at("locks").at("dir"), "");
   EXPECT_NE(found.at("locks").at("reason"), "");
 }
+
+#ifdef COMMFUSE_NETWORK_SHIM
+TEST_F(CliUpkeep, DoctorSaysWhereLocksAreWhenTheCacheIsOnANetwork) {
+  const json found = run_commfuse({"doctor", "--cache-dir", cache(), "--json"},
+                                  {{"LD_PRELOAD", COMMFUSE_NETWORK_SHIM}, {"COMMFUSE_SHIM_NFS", cache()}})
+                         .document()
+                         .at("cache");
+  EXPECT_EQ(found.at("layers").at(0).at("file_system"), "nfs (no locks)");
+  EXPECT_FALSE(found.at("locks").at("dir").get<string>().starts_with(cache()));
+  EXPECT_NE(found.at("locks").at("dir"), "");
+  EXPECT_NE(found.at("locks").at("reason").get<string>().find("nfs"), string::npos);
+}
+#endif
 
 TEST_F(CliUpkeep, WrongUsageExitsWithTwo) {
   for (const auto& command : {std::vector<string>{"gc", "--max-bytes", "0"},

@@ -56,5 +56,31 @@ TEST(CacheDirectory, ListsAreSplitAtColonsAndRelativeItemsAreWarnedOf) {
   EXPECT_NE(d.warnings[0].find("'b'"), std::string::npos);
 }
 
+TEST(CacheDirectory, ReadsTheBound) {
+  const auto bound = [](const std::string& text) {
+    return find_directories(fake({{"HOME", "/home/u"}, {"COMMFUSE_CACHE_MAX_BYTES", text}}));
+  };
+  constexpr std::uint64_t kKi = 1024;
+  const std::map<std::string, std::uint64_t> good = {{"", 2 * kKi * kKi * kKi},
+                                                     {"0", 0},
+                                                     {"123", 123},
+                                                     {"7B", 7},
+                                                     {"8K", 8 * kKi},
+                                                     {"500MiB", 500 * kKi * kKi},
+                                                     {"500 MB", 500 * kKi * kKi},
+                                                     {"3GiB", 3 * kKi * kKi * kKi},
+                                                     {"1T", kKi * kKi * kKi * kKi}};
+  for (const auto& [text, bytes] : good) {
+    EXPECT_EQ(bound(text).max_bytes, bytes) << text;
+    EXPECT_TRUE(bound(text).warnings.empty()) << text;
+  }
+  for (const char* text : {"plenty", "-1", "1.5GiB", "12X", "12MiBs", "99999999999999999999", "99999999999TiB"}) {
+    const Directories found = bound(text);
+    EXPECT_EQ(found.max_bytes, 2 * kKi * kKi * kKi) << text;
+    ASSERT_EQ(found.warnings.size(), 1u) << text;
+    EXPECT_NE(found.warnings[0].find("COMMFUSE_CACHE_MAX_BYTES"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace commfuse::cache

@@ -180,6 +180,16 @@ TEST_F(Gc, PublishingKeepsTheDirectoryWithinItsBound) {
   EXPECT_EQ(present({one_more}), "1");
 }
 
+TEST_F(Gc, TheBoundOfTheEnvironmentHoldsUnlessTheCallerSetsOne) {
+  const std::vector<Sample> all = fill(10);
+  options_.directories.max_bytes = 5 * bytes_of(all[0]);
+  (void)Sample("one_more", 2000).publish(Store(options_));
+  EXPECT_EQ(Store(options_).list().size(), 11u) << "the caller has set 0";
+  options_.max_bytes.reset();
+  (void)Sample("and_another", 2000).publish(Store(options_));
+  EXPECT_LE(Store(options_).list().size(), 5u);
+}
+
 TEST_F(Gc, AMissingOrForeignDirectoryIsAnEmptyOne) {
   GcOptions options;
   options.max_bytes = 1;

@@ -32,7 +32,8 @@ class Engine : public testing::Test {
     std::set<fs::path> files;
     if (!fs::exists(options_.cache_dir)) return files;
     for (const auto& entry : fs::recursive_directory_iterator(options_.cache_dir)) {
-      if (entry.is_regular_file() && entry.path().parent_path().filename() != "toolchains") files.insert(entry.path());
+      const bool of_entry = entry.path().extension() == ".cubin" || entry.path().extension() == ".json";
+      if (of_entry && entry.path().parent_path().filename() != "toolchains") files.insert(entry.path());
     }
     return files;
   }
