@@ -7,10 +7,12 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "cache/entry.hpp"
+#include "cache/explain.hpp"
 #include "cache/obtain.hpp"
 #include "cache/store.hpp"
 #include "cache/usage.hpp"
@@ -240,7 +242,7 @@ class Build {
 
   void take_over(std::size_t i, const cache::Obtained& one) {
     report(i).milliseconds = one.milliseconds;
-    if (one.origin != cache::Origin::kHit && !one.miss.detail.empty()) log(LogLevel::kInfo, one.miss.detail);
+    if (one.origin != cache::Origin::kHit) tell_why_missed(i, one.miss);
     if (one.origin == cache::Origin::kFailed) return fail(i, one.error);
     // What became of storing it does not matter here: the store has warned, and the kernel is in hand.
     if (one.origin != cache::Origin::kHit && !one.publication.stored()) log(LogLevel::kDebug, one.publication.detail);
@@ -258,6 +260,17 @@ class Build {
         usage_.misses[std::string(to_string(static_cast<cache::Miss>(i)))] = counters.misses[i];
     }
     store_.record(usage_);
+  }
+
+  /// Called by one thread at a time.
+  void tell_why_missed(std::size_t i, const cache::Lookup& miss) {
+    if (!log_enabled()) return;
+    if (!miss.detail.empty()) log(LogLevel::kInfo, miss.detail);
+    if (miss.reason != cache::Miss::kAbsent) return;
+    if (!entries_) entries_ = store_.list();  // once: it reads every entry's metadata
+    const cache::Explanation why = cache::explain(*entries_, report(i).signature);
+    if (why.nearest_key.empty()) return;
+    log(LogLevel::kInfo, fmt::format("{} was not in the cache; {}", specs_[i].name(), why.summary));
   }
 
   void fail(std::size_t i, const std::exception_ptr& failure) {
@@ -298,7 +311,8 @@ class Build {
   std::vector<cache::Wanted> wanted_;
   std::vector<std::size_t> wanted_specs_;  ///< of each of them, the index in specs_
   std::once_flag told_;
-  std::mutex usage_mutex_;  ///< while kernels are compiled
+  std::optional<std::vector<cache::EntryInfo>> entries_;  ///< listed where a miss is explained
+  std::mutex usage_mutex_;                                ///< while kernels are compiled
   cache::Usage usage_;
   BuildResult result_;
 };

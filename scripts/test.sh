@@ -15,4 +15,8 @@ if [ ! -e /dev/nvidiactl ]; then
   echo "$(wc -l <build/dev/not_run.txt) tests need a GPU, which this machine does not have"
   exclude=(-LE '^gpu$')
 fi
+# Nor what only root, or who may mount, can show; ctest lists these at its end.
+[ "$(id -u)" = 0 ] || echo "not run, need root: the tests of two users of one cache (CacheUsers.*)"
+unshare --mount true 2>/dev/null || unshare --map-root-user --mount true 2>/dev/null ||
+  echo "not run, need mounts: the tests of full disks and read-only mounts (CacheFaults.AFullDisk*, AReadOnlyMount*)"
 ctest --preset dev --parallel "${JOBS:-2}" "${exclude[@]}"

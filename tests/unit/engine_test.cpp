@@ -146,6 +146,18 @@ TEST_F(Engine, TellsThatItCompilesBeforeItDoes) {
   EXPECT_NE(capture.messages()[0].second.find("compiling what the cache lacks of 3 kernels"), std::string::npos);
 }
 
+TEST_F(Engine, TellsWhyAKernelIsCompiledAgain) {
+  (void)build({specs_[0]}, test::only(test::copy_nvrtc_shim(folder_.path() / "before")));
+  const test::ScopedVariable variable("COMMFUSE_SHIM_BUILD", "77");
+  const test::LogCapture capture;
+  EXPECT_EQ(build({specs_[0], specs_[1]}, test::only(test::copy_nvrtc_shim(folder_.path() / "after", 12))).compiled, 2);
+  std::string all;
+  for (const auto& [level, message] : capture.messages()) all += message + "\n";
+  EXPECT_NE(all.find(specs_[0].name() + " was not in the cache; nearest entry"), std::string::npos) << all;
+  EXPECT_NE(all.find("nvrtc 99.1.42 CL-12345678 -> 99.1.77 CL-12345678"), std::string::npos) << all;
+  EXPECT_EQ(all.find(specs_[1].name() + " was not in the cache"), std::string::npos) << all;
+}
+
 TEST_F(Engine, ReportsProgressOnceAKernelFromOneThreadAtATime) {
   std::vector<int> finished;  // unguarded on purpose
   std::set<std::string> names;
