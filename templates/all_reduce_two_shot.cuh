@@ -44,10 +44,28 @@ class TwoShot {
 
   COMMFUSE_DEVICE void clear_previous() const { rotation_.clear_previous(call_); }
 
-  /// All of this team's work; `pushed`: its first rows are under way already.
+  /// All of this team's work, after its first rows have been pushed.
   COMMFUSE_DEVICE void run(u32 team, u32 teams) {
     const u32 rows = partition_.longest();
     u32 before = rows;
+    if (!pushes()) {
+      Pulled next;
+      if (kPullsAhead) pull(team, next);
+      for (u32 row = team; row < rows; row += teams) {
+        Pulled pulled;
+        if (kPullsAhead) {
+          pulled = next;
+          pull(row + teams, next);
+        } else {
+          pull(row, pulled);
+        }
+        reduce_pulled(row, pulled);
+        if (before < rows) receive_finished(before);
+        before = row;
+      }
+      if (before < rows) receive_finished(before);
+      return;
+    }
     for (u32 row = team; row < rows; row += teams) {
       if (row + teams < rows) push_contributions(row + teams);
       reduce_own(row);
@@ -95,6 +113,7 @@ class TwoShot {
     return (kRanks - 1) * rows * Epilogue::kRowVectors + (sender_index * rows + row) * Rows::kSentVectors;
   }
 
+  /// Adds up this rank's row number `row` and finishes it. Inputs that were pushed.
   COMMFUSE_DEVICE void reduce_own(u32 row) {
     if (row >= partition_.count(params_.rank)) return;
     const u32 token = partition_.begin(params_.rank) + row;
@@ -103,17 +122,44 @@ class TwoShot {
     COMMFUSE_UNROLL
     for (u32 k = 0; k < kCount; ++k) own[k] = sendable(epilogue_.contribution(token, k));
     Vec16 y[kCount];
-    if (pushes()) {
-      gather_sum<Config, kCount>(
-          params_.rank, has_, own,
-          [&](u32 from, u32 k) {
-            return rotation_.own_slot(contribution(Rotation::sender_index(from, params_.rank), row) + Map::vector(k));
-          },
-          call_, token, true, y);
-    } else {
-      read_sum<Config, kCount>(
-          params_.rank, has_, own, [&](u32 from, u32 k) { return access_->in_of(epilogue_.input(token, k), from); }, y);
-    }
+    gather_sum<Config, kCount>(
+        params_.rank, has_, own,
+        [&](u32 from, u32 k) {
+          return rotation_.own_slot(contribution(Rotation::sender_index(from, params_.rank), row) + Map::vector(k));
+        },
+        call_, token, true, y);
+    finish_own(row, token, fetched, y);
+  }
+
+  /// Inputs that are read where they lie. With few ranks the next row's loads are under way while this one is worked
+  /// on; with more, one row has loads enough, and there are no registers for two.
+  static constexpr bool kPullsAhead = kRanks * kCount <= 6;
+  struct Pulled {
+    PulledRow<Config, kCount> row;
+    typename Epilogue::Prefetched fetched;
+  };
+  COMMFUSE_DEVICE void pull(u32 row, Pulled& pulled) const {
+    if (row >= partition_.count(params_.rank)) return;
+    const u32 token = partition_.begin(params_.rank) + row;
+    pulled.row.load(0, has_, [&](u32 from, u32 k) { return access_->in_of(epilogue_.input(token, k), from); });
+    pulled.fetched = epilogue_.prefetch(token);
+  }
+  COMMFUSE_DEVICE void reduce_pulled(u32 row, Pulled& pulled) {
+    if (row >= partition_.count(params_.rank)) return;
+    const u32 token = partition_.begin(params_.rank) + row;
+    Vec16 y[kCount];
+    pull_sum<Config, kCount>(
+        pulled.row, has_, [&](u32 from, u32 k) { return access_->in_of(epilogue_.input(token, k), from); },
+        [&](u32 from, u32 k, const Vec16& in) {
+          return from == params_.rank ? epilogue_.with_own_residual(token, k, in) : in;
+        },
+        y);
+    finish_own(row, token, pulled.fetched, y);
+  }
+
+  /// The rest of an own row, from its sum.
+  COMMFUSE_DEVICE void finish_own(u32 row, u32 token, const typename Epilogue::Prefetched& fetched,
+                                  Vec16 (&y)[kCount]) {
     const Vec16 facts = epilogue_.complete_row(token, fetched, y);
     typename Epilogue::Finished finished_row[kCount];
     COMMFUSE_UNROLL

@@ -73,10 +73,12 @@ class Epilogue {
   /// What this rank contributes to the sum: its input, plus the residual where the residual is scattered and the row is
   /// this rank's own.
   COMMFUSE_DEVICE Vec16 contribution(u32 token, u32 k) const {
-    if (!Map::has(k)) return zero();
-    const Vec16 in = load_once(params_.in + row_index(token, k));
+    return Map::has(k) ? with_own_residual(token, k, load_once(input(token, k))) : zero();
+  }
+  /// The same for an input that has been loaded.
+  COMMFUSE_DEVICE Vec16 with_own_residual(u32 token, u32 k, const Vec16& in) const {
     if constexpr (Config::kResidual && Config::kResidualScattered) {
-      if (own_rows_.owns(params_.rank, token)) {
+      if (Map::has(k) && own_rows_.owns(params_.rank, token)) {
         return add<kType>(in, load_once(params_.residual_in + row_index(token - own_begin(), k)));
       }
     }

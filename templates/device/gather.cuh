@@ -37,31 +37,46 @@ COMMFUSE_DEVICE void receive(Vector* const (&wanted)[kVectors], Vector (&v)[kVec
   }
 }
 
-/// The sum over all ranks, in ascending order, of kCount vectors that can be read where they lie: our own and those at
-/// `address(from, k)`.
-template <class Config, u32 kCount, class AddressOf>
-COMMFUSE_DEVICE void read_sum(u32 rank, const bool (&has)[kCount], const Vec16 (&own)[kCount], AddressOf address,
-                              Vec16 (&sum)[kCount]) {
-  constexpr u32 kRanks = Config::kWorldSize;
-  constexpr u32 kChunk = kSendersAtATime<kRanks, kCount>;
-  Fold<Config::kType, Config::kFp32Accumulate> fold[kCount];
-  COMMFUSE_NO_UNROLL
-  for (u32 base = 0; base < kRanks; base += kChunk) {
-    Vec16 v[kChunk * kCount];
+/// A row's vectors that can be read where they lie in every rank's memory: those of the first few ranks, under way.
+template <class Config, u32 kCount>
+struct PulledRow {
+  static constexpr u32 kRanks = Config::kWorldSize;
+  static constexpr u32 kChunk = kSendersAtATime<kRanks, kCount>;
+
+  /// Loads the vectors of ranks `base` and following; `address(from, k)` is where they lie.
+  template <class AddressOf>
+  COMMFUSE_DEVICE void load(u32 base, const bool (&has)[kCount], AddressOf address) {
     COMMFUSE_UNROLL
     for (u32 j = 0; j < kChunk; ++j) {
       COMMFUSE_UNROLL
       for (u32 k = 0; k < kCount; ++k) {
-        const bool read = (kRanks % kChunk == 0 || base + j < kRanks) && base + j != rank && has[k];
-        v[j * kCount + k] = own[k];
-        if (read) v[j * kCount + k] = ptx::load_streaming(address(base + j, k));
+        v[j * kCount + k] = Vec16{{0, 0, 0, 0}};
+        if ((kRanks % kChunk == 0 || base + j < kRanks) && has[k]) {
+          v[j * kCount + k] = ptx::load_streaming(address(base + j, k));
+        }
       }
     }
+  }
+
+  Vec16 v[kChunk * kCount];
+};
+
+/// The sum over all ranks, in ascending order, of the kCount vectors of a row whose first ranks' are in `row`.
+/// `adjust(from, k, v)` is what rank `from` contributes if its input is v.
+template <class Config, u32 kCount, class AddressOf, class Adjust>
+COMMFUSE_DEVICE void pull_sum(PulledRow<Config, kCount>& row, const bool (&has)[kCount], AddressOf address,
+                              Adjust adjust, Vec16 (&sum)[kCount]) {
+  constexpr u32 kRanks = Config::kWorldSize;
+  constexpr u32 kChunk = PulledRow<Config, kCount>::kChunk;
+  Fold<Config::kType, Config::kFp32Accumulate> fold[kCount];
+  COMMFUSE_NO_UNROLL
+  for (u32 base = 0; base < kRanks; base += kChunk) {
+    if (base != 0) row.load(base, has, address);
     COMMFUSE_UNROLL
     for (u32 j = 0; j < kChunk; ++j) {
       if (kRanks % kChunk != 0 && base + j >= kRanks) continue;
       COMMFUSE_UNROLL
-      for (u32 k = 0; k < kCount; ++k) fold[k].next(v[j * kCount + k]);
+      for (u32 k = 0; k < kCount; ++k) fold[k].next(adjust(base + j, k, row.v[j * kCount + k]));
     }
   }
   COMMFUSE_UNROLL
