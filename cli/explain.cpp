@@ -33,6 +33,8 @@ struct Arguments {
   DeviceCaps caps;
   int max_blocks = 0;
   bool dependent_launch = false;
+  bool registered = false;
+  std::filesystem::path table;
 };
 
 struct Row {
@@ -112,8 +114,13 @@ std::string text_of(const std::vector<Row>& rows, const Arguments& arguments) {
                      count_text(arguments.caps.sm_count, "SM"), count_text(arguments.caps.ranks_on_device, "rank"));
 }
 
-int explain_file(const Arguments& arguments, bool as_json) {
+int explain_file(Arguments arguments, bool as_json) {
   const Deployment deployment = load_deployment(arguments.file);
+  PlannerTable table;
+  if (!arguments.table.empty()) {
+    table = PlannerTable::load(arguments.table);
+    arguments.caps = table.caps();
+  }
   const auto groups = choices(deployment.kernels(archs_to_explain(deployment, arguments.archs)));
   std::vector<Row> rows;
   for (const auto& group : groups) {
@@ -122,7 +129,9 @@ int explain_file(const Arguments& arguments, bool as_json) {
                                 .tokens = tokens,
                                 .algorithm = std::nullopt,
                                 .max_blocks = arguments.max_blocks,
-                                .dependent_launch = arguments.dependent_launch};
+                                .dependent_launch = arguments.dependent_launch,
+                                .measured = table.find(group.front()),
+                                .registered = arguments.registered};
       const Plan chosen = plan(request, arguments.caps);
       rows.push_back({tokens, group.at(static_cast<std::size_t>(chosen.kernel)), chosen});
     }
@@ -157,6 +166,8 @@ void add_explain(CLI::App& app, Session& session) {
       ->check(CLI::Range(1, kMaxWorldSize));
   command->add_option("--max-blocks", arguments->max_blocks, "Cap on the blocks of a launch; 0: none")
       ->check(CLI::Range(0, 65535));
+  command->add_flag("--registered", arguments->registered, "The tensors lie in registered buffers");
+  command->add_option("--table", arguments->table, "A planner table of `commfuse tune`, and the device it is for");
   command->add_flag("--dependent-launch", arguments->dependent_launch, "The next kernel may start early");
   command->callback([arguments, &session] {
     session.run = [arguments, &session] { return explain_file(*arguments, session.json); };

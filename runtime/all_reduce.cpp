@@ -203,6 +203,7 @@ Plan AllReduce::plan(std::int64_t tokens, const LaunchOptions& options, bool reg
   request.max_blocks = options.max_blocks;
   request.dependent_launch = options.dependent_launch || options.trigger_early;
   request.registered = registered;
+  request.measured = workspace_->planner_table().find(specs_.front());
   return commfuse::plan(request, workspace_->caps());
 }
 
@@ -219,7 +220,6 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
     return {Code::kInvalidArgument, "scale_stride", "must be a multiple of 4 and at least the number of tokens"};
   }
   const std::array<Argument, kArguments> arguments = arguments_of(kind_, *workspace_, tensors, tokens);
-  if (const Status status = check(arguments); !status.ok()) return status;
   const RegisteredTensors registered = has_direct_ ? registered_of(arguments, *workspace_) : RegisteredTensors{};
   const Plan chosen = plan(tokens, options, registered.found != 0);
   const KernelSpec& spec = specs_[static_cast<std::size_t>(chosen.kernel)];
@@ -228,6 +228,7 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   if (stages && required_rotation_bytes(spec, tokens) > workspace_->rotation_bytes()) {
     return {Code::kCapacity, "tokens", "need more bytes than the workspace was made for"};
   }
+  if (const Status status = check(arguments); !status.ok()) return status;
 
   const auto vectors = [](const void* pointer) { return static_cast<const device::Vec16*>(pointer); };
   const auto outputs = [](void* pointer) { return static_cast<device::Vec16*>(pointer); };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cache/sha256.hpp"
 #include "commfuse/version.hpp"
 #include "device/params.cuh"
 #include "runtime/driver.hpp"
@@ -24,10 +25,11 @@ void GroupCreation::agree_on_request() {
     throw Error(Code::kInvalidArgument, fmt::format("cannot {}", steps_.purpose()),
                 fmt::format("it has {} ranks", exchange_.size()), fmt::format("at most {} can", device::kMaxWorldSize));
   }
-  const std::string request =
-      fmt::format("commfuse {}, rotation bytes {}, parameter block of {} bytes, memory kind {}, self-test {}",
-                  COMMFUSE_VERSION_STRING, rotation_bytes_, sizeof(device::AllReduceParams), to_string(asked_),
-                  options_.self_test ? "on" : "off");
+  const std::string request = fmt::format(
+      "commfuse {}, rotation bytes {}, parameter block of {} bytes, memory kind {}, self-test {}, planner table {}",
+      COMMFUSE_VERSION_STRING, rotation_bytes_, sizeof(device::AllReduceParams), to_string(asked_),
+      options_.self_test ? "on" : "off",
+      options_.planner_table.is_empty() ? "none" : cache::sha256_hex(options_.planner_table.to_json()));
   agree(exchange_, "the workspace", as_span(request), options_.set_up_timeout);
 }
 

@@ -7,6 +7,7 @@
 #include "commfuse/workspace.hpp"
 #include "runtime/device_memory.hpp"
 #include "runtime/driver.hpp"
+#include "runtime/planner_table.hpp"
 #include "runtime/workspace_state.hpp"
 
 namespace commfuse {
@@ -21,6 +22,9 @@ class LoopbackWorkspace final : public runtime::WorkspaceState {
     rotation_bytes_ = runtime::rounded_rotation_bytes(options.rotation_bytes);
     timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
     caps_ = caps;
+    CUdevice device = 0;
+    COMMFUSE_DRIVER(cuCtxGetDevice(&device));
+    planner_table_ = runtime::table_for_device(options.planner_table, device, caps);
     buffers_ = runtime::DeviceBuffer(runtime::shared_memory_bytes(rotation_bytes_));
     control_ = control_memory_.as<device::Control>();
     mailbox_ = static_cast<device::HostMailbox*>(mailbox_memory_.host());

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "runtime/pattern.hpp"
+#include "runtime/tuning.hpp"
 
 namespace commfuse {
 namespace {
@@ -59,11 +60,20 @@ std::int64_t teams_wanted(const KernelSpec& spec, std::int64_t tokens) noexcept 
   return (tokens * vectors_per_row(spec) + spec.threads - 1) / spec.threads;
 }
 
+/// By each rank, if it sends all of its input to every other rank.
+std::int64_t bytes_sent(const KernelSpec& shape, std::int64_t tokens) noexcept {
+  return tokens * shape.hidden_size * size_of(shape.dtype) * (shape.world_size - 1);
+}
+
 /// Ranks that share a device share its memory bandwidth: what counts is how much each rank sends. Measured on an H200
 /// with 2, 4 and 8 ranks (docs/performance.md).
 bool prefers_one_shot_on_one_device(const KernelSpec& shape, std::int64_t tokens) noexcept {
-  const std::int64_t sent = tokens * shape.hidden_size * size_of(shape.dtype) * (shape.world_size - 1);
-  return sent <= (shape.world_size <= 2 ? std::int64_t{2} << 20 : std::int64_t{512} << 10);
+  return bytes_sent(shape, tokens) <= (shape.world_size <= 2 ? std::int64_t{2} << 20 : std::int64_t{512} << 10);
+}
+
+/// Two signals with every peer cost as much as staging a few MiB does (measured: docs/performance.md).
+bool prefers_direct(const KernelSpec& shape, std::int64_t tokens) noexcept {
+  return bytes_sent(shape, tokens) >= std::int64_t{4} << 20;
 }
 
 Algorithm choose_algorithm(const PlanRequest& request, const DeviceCaps& caps) noexcept {
@@ -80,7 +90,8 @@ Algorithm choose_algorithm(const PlanRequest& request, const DeviceCaps& caps) n
                                               : prefers_one_shot(shape, request.tokens);
     if (few || (!has_two_shot && !has_direct)) return Algorithm::kOneShot;
   }
-  return has_direct && (request.registered || !has_two_shot) ? Algorithm::kDirect : Algorithm::kTwoShot;
+  const bool direct = request.registered && prefers_direct(request.kernels.front(), request.tokens);
+  return has_direct && (direct || !has_two_shot) ? Algorithm::kDirect : Algorithm::kTwoShot;
 }
 
 std::string_view reason_of(const KernelSpec& spec) noexcept {
@@ -106,6 +117,48 @@ std::string_view reason_of_limit(Algorithm algorithm) noexcept {
       return "direct: as many blocks as can be resident together on all ranks of the device";
   }
   return {};
+}
+
+/// The grid of the chosen kernel, at most `cap` blocks (0: no cap); `reason` is given and stays unless a limit decides.
+void choose_blocks(const PlanRequest& request, const DeviceCaps& caps, std::int64_t cap, Plan& result) noexcept {
+  const KernelSpec& spec = request.kernels[result.kernel];
+  const std::int64_t cluster = spec.cluster;
+  const std::int64_t resident = resident_blocks(spec, request, caps);
+  std::int64_t blocks = teams_wanted(spec, request.tokens) * cluster;
+  if (blocks > resident) {
+    blocks = resident;
+    result.reason = reason_of_limit(spec.algorithm);
+  }
+  if (cap > 0 && blocks > cap) {
+    blocks = cap;
+    result.reason = "capped by the caller";
+  }
+  blocks = blocks / cluster * cluster;
+  if (blocks < cluster) {
+    blocks = cluster;
+    result.reason = "the smallest possible launch: one cluster";
+  }
+  result.blocks = static_cast<unsigned>(blocks);
+}
+
+/// What was measured for such a call, if `kernels` has it and the caller wants nothing else.
+bool plan_as_measured(const PlanRequest& request, const DeviceCaps& caps, Plan& result) noexcept {
+  if (request.measured == nullptr) return false;
+  const runtime::TuningChoice& choice = request.measured->at(request.tokens);
+  if (request.algorithm && *request.algorithm != choice.algorithm) return false;
+  if (choice.algorithm == Algorithm::kDirect && !request.registered) return false;
+  const auto is_chosen = [&](const KernelSpec& spec) {
+    return spec.algorithm == choice.algorithm && Geometry{spec.threads, spec.cluster} == choice.geometry;
+  };
+  const auto found = std::find_if(request.kernels.begin(), request.kernels.end(), is_chosen);
+  if (found == request.kernels.end()) return false;
+  result.kernel = static_cast<int>(found - request.kernels.begin());
+  result.reason = "measured: the fastest for so many tokens in the planner's table";
+  choose_blocks(request, caps, request.max_blocks, result);
+  if (choice.blocks > 0 && result.blocks > static_cast<unsigned>(choice.blocks)) {
+    result.blocks = static_cast<unsigned>(std::max(choice.blocks / found->cluster * found->cluster, found->cluster));
+  }
+  return true;
 }
 
 }  // namespace
@@ -148,6 +201,7 @@ Plan plan(const PlanRequest& request, const DeviceCaps& caps) noexcept {
     result.reason = "no tokens: nothing to exchange on any rank";
     return result;
   }
+  if (plan_as_measured(request, caps, result)) return result;
   const Algorithm algorithm = choose_algorithm(request, caps);
   const auto suits = [&](int kernel) { return request.kernels[kernel].algorithm == algorithm; };
   // An algorithm's geometries come with the one for few tokens first. It is the faster one as long as all tokens fit at
@@ -165,25 +219,8 @@ Plan plan(const PlanRequest& request, const DeviceCaps& caps) noexcept {
                               (2 * std::int64_t{std::max(caps.ranks_on_device, 1)});
     if (wanted <= std::min(limit, half)) break;
   }
-  const KernelSpec& spec = request.kernels[result.kernel];
-  const std::int64_t cluster = spec.cluster;
-  const std::int64_t resident = resident_blocks(spec, request, caps);
-  std::int64_t blocks = teams_wanted(spec, request.tokens) * cluster;
-  result.reason = reason_of(spec);
-  if (blocks > resident) {
-    blocks = resident;
-    result.reason = reason_of_limit(algorithm);
-  }
-  if (request.max_blocks > 0 && blocks > request.max_blocks) {
-    blocks = request.max_blocks;
-    result.reason = "capped by the caller";
-  }
-  blocks = blocks / cluster * cluster;
-  if (blocks < cluster) {
-    blocks = cluster;
-    result.reason = "the smallest possible launch: one cluster";
-  }
-  result.blocks = static_cast<unsigned>(blocks);
+  result.reason = reason_of(request.kernels[result.kernel]);
+  choose_blocks(request, caps, request.max_blocks, result);
   return result;
 }
 

@@ -8,6 +8,7 @@
 #include "commfuse/exchange.hpp"
 #include "runtime/driver.hpp"
 #include "runtime/memory_sharing.hpp"
+#include "runtime/planner_table.hpp"
 #include "runtime/workspace_state.hpp"
 
 namespace commfuse::runtime {
@@ -23,6 +24,9 @@ class ProcessWorkspace final : public WorkspaceState {
     rotation_bytes_ = rotation_bytes;
     timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
     caps_ = caps;
+    CUdevice device = 0;
+    COMMFUSE_DRIVER(cuCtxGetDevice(&device));
+    planner_table_ = table_for_device(options.planner_table, device, caps);
     control_memory_.fill(0);
     COMMFUSE_DRIVER(cuCtxSynchronize());
     control_ = control_memory_.as<device::Control>();

@@ -47,6 +47,8 @@ class WorkspaceState : public Workspace {
   [[nodiscard]] RegisteredRanges& buffers() noexcept { return buffers_; }
   /// Its memory is not there at the moment.
   [[nodiscard]] bool is_suspended() const noexcept { return is_suspended_; }
+  /// For calls of this workspace; empty if none was given or it was measured on another device.
+  [[nodiscard]] const PlannerTable& planner_table() const noexcept { return planner_table_; }
   /// The code of the first failure, kOk as long as there is none, kStale while suspended; the cheap part of failure().
   [[nodiscard]] Code failure_code() const noexcept;
 
@@ -58,6 +60,7 @@ class WorkspaceState : public Workspace {
   std::uint32_t generation_ = 0;
   bool is_suspended_ = false;
   DeviceCaps caps_;
+  PlannerTable planner_table_;
   std::uint64_t peer_buffer_[device::kMaxWorldSize] = {};
   device::Control* control_ = nullptr;      ///< device memory
   device::HostMailbox* mailbox_ = nullptr;  ///< pinned memory, the host's address

@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "commfuse/spec.hpp"
@@ -35,6 +39,38 @@ struct Geometry {
 /// refuses a cubin that does not keep the promise. (A register count of one build must not enter: ranks could differ.)
 [[nodiscard]] int resident_blocks_per_sm(int threads) noexcept;
 
+namespace runtime {
+struct TuningEntry;
+struct TuningTable;
+}  // namespace runtime
+
+/// Which launch was the fastest for how many tokens, as `commfuse tune` measured it on one kind of device
+/// (schemas/tuning.schema.json). An immutable value, cheap to copy. An empty one says nothing, and the planner goes by
+/// its rules.
+class PlannerTable {
+ public:
+  PlannerTable() = default;
+  /// Throws Error(kNotFound, kIo) or Error(kInvalidInput), whose cause names the JSON pointer, what was found there and
+  /// what is allowed.
+  [[nodiscard]] static PlannerTable load(const std::filesystem::path& file);
+  /// As load, from text; `origin` names it in messages.
+  [[nodiscard]] static PlannerTable parse(std::string_view text, std::string_view origin = "planner table");
+
+  [[nodiscard]] bool is_empty() const noexcept { return table_ == nullptr; }
+  /// Canonical: equal tables give equal text. Empty for an empty table.
+  [[nodiscard]] std::string to_json() const;
+  /// Where it was measured: the device's name as the driver says it, and what the planner knows of it.
+  [[nodiscard]] std::string device() const;
+  [[nodiscard]] DeviceCaps caps() const noexcept;
+  /// What was measured for kernels of this shape (algorithm and geometry are not looked at), or null; lives as long as
+  /// a copy of the table.
+  [[nodiscard]] const runtime::TuningEntry* find(const KernelSpec& shape) const noexcept;
+
+ private:
+  explicit PlannerTable(std::shared_ptr<const runtime::TuningTable> table) noexcept : table_(std::move(table)) {}
+  std::shared_ptr<const runtime::TuningTable> table_;
+};
+
 struct PlanRequest {
   /// The kernels to choose from: equal but for algorithm and geometry, each algorithm's in the order of geometries();
   /// not empty. Not owned; read during the call only.
@@ -43,6 +79,7 @@ struct PlanRequest {
   std::optional<Algorithm> algorithm = std::nullopt;  ///< wanted by the caller; one that `kernels` lacks is not chosen
   int max_blocks = 0;                                 ///< cap asked for by the caller; 0 = none
   bool dependent_launch = false;                      ///< the next kernel's blocks may be resident beside this one's
+  const runtime::TuningEntry* measured = nullptr;     ///< followed where it names one of `kernels`; not owned
   bool registered = false;                            ///< the call has registered tensors: direct kernels may be chosen
 };
 

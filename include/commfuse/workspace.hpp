@@ -26,6 +26,8 @@ namespace commfuse {
 struct WorkspaceOptions {
   std::uint64_t rotation_bytes = 0;  ///< capacity for one call; three times as much is allocated per rank
   std::chrono::nanoseconds timeout{std::chrono::seconds(10)};  ///< longest wait for a peer inside a kernel
+  /// Measured choices for the planner; used if it was measured on such a device. The same on all ranks.
+  PlannerTable planner_table = {};
   /// ProcessGroup: every rank writes to and reads from every other's memory before it is used. Some drivers offer
   /// access between GPUs that does not work. The same on all ranks.
   bool self_test = true;

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
+#include <tuple>
 
 namespace commfuse {
 namespace {
@@ -50,6 +52,64 @@ TEST(Planner, EqualShapesAndDevicesGiveEqualPlans) {
       EXPECT_EQ(first.reason, again.reason);
     }
   }
+}
+
+KernelSpec with(KernelSpec spec, Algorithm algorithm, const Geometry& geometry) {
+  spec.algorithm = algorithm;
+  spec.threads = geometry.threads;
+  spec.cluster = geometry.cluster;
+  return spec;
+}
+
+TEST(Planner, TakesRegisteredTensorsDirectlyFromFourMebibytesSentOn) {
+  for (const int world_size : {2, 4, 8}) {
+    const KernelSpec spec = shape(world_size, 4096);
+    auto kernels = all_kernels(spec);
+    KernelSpec direct = spec;
+    direct.algorithm = Algorithm::kDirect;
+    kernels.push_back(with(spec, Algorithm::kDirect, geometries(direct).front()));
+    const std::int64_t threshold = ((std::int64_t{4} << 20) + 8192 * (world_size - 1) - 1) / (8192 * (world_size - 1));
+    for (const auto& [tokens, registered, expected] :
+         {std::tuple{threshold - 1, true, false}, std::tuple{threshold, true, true},
+          std::tuple{threshold + 1, true, true}, std::tuple{threshold, false, false}}) {
+      // All ranks on one device: one-shot ends before that.
+      const Plan chosen = plan({.kernels = kernels, .tokens = tokens, .registered = registered},
+                               {.sm_count = 132, .ranks_on_device = world_size});
+      EXPECT_EQ(kernels[static_cast<std::size_t>(chosen.kernel)].algorithm == Algorithm::kDirect, expected)
+          << world_size << " ranks, " << tokens << " tokens";
+    }
+    // Where there is nothing else it is taken whatever is registered.
+    const std::vector<KernelSpec> only = {kernels.back()};
+    EXPECT_EQ(plan({.kernels = only, .tokens = 1}, {}).kernel, 0);
+  }
+}
+
+TEST(Planner, FollowsAMeasuredTableUpToTheLastTokenOfEachRange) {
+  const KernelSpec spec = shape(4, 8192);
+  const auto kernels = all_kernels(spec);
+  const PlannerTable table = PlannerTable::parse(R"({"schema": 1, "device": "X", "sm_count": 132, "ranks_on_device": 4,
+    "entries": [{"class": "norm", "dtype": "bf16", "hidden_size": 8192, "world_size": 4, "choices": [
+      {"up_to_tokens": 5, "algorithm": "two_shot", "threads": 512, "cluster": 1, "blocks": 2},
+      {"up_to_tokens": 9, "algorithm": "one_shot", "threads": 64, "cluster": 1, "blocks": 0},
+      {"up_to_tokens": 1000, "algorithm": "one_shot", "threads": 512, "cluster": 1, "blocks": 0}]}]})");
+  const auto planned = [&](std::int64_t tokens, std::optional<Algorithm> wanted = std::nullopt) {
+    return plan({.kernels = kernels, .tokens = tokens, .algorithm = wanted, .measured = table.find(spec)},
+                table.caps());
+  };
+  const auto spec_of = [&](const Plan& chosen) { return kernels[static_cast<std::size_t>(chosen.kernel)]; };
+  for (const std::int64_t tokens : {4, 5}) {
+    EXPECT_EQ(spec_of(planned(tokens)), with(spec, Algorithm::kTwoShot, {512, 1})) << tokens;
+    EXPECT_LE(planned(tokens).blocks, 2U);
+  }
+  EXPECT_EQ(planned(5).reason, "measured: the fastest for so many tokens in the planner's table");
+  // No kernel has the geometry of the second range: the rules decide.
+  EXPECT_EQ(planned(6).kernel, plan({.kernels = kernels, .tokens = 6}, table.caps()).kernel);
+  for (const std::int64_t tokens : {10, 1000, 1001}) {
+    EXPECT_EQ(spec_of(planned(tokens)), with(spec, Algorithm::kOneShot, {512, 1})) << tokens;
+  }
+  // What the caller wants counts for more, and another shape has no entry.
+  EXPECT_EQ(spec_of(planned(5, Algorithm::kOneShot)).algorithm, Algorithm::kOneShot);
+  EXPECT_EQ(table.find(shape(4, 4096)), nullptr);
 }
 
 TEST(Planner, NoTokensMeanNoLaunch) {
