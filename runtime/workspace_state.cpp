@@ -7,6 +7,15 @@
 #include <algorithm>
 
 namespace commfuse {
+namespace {
+
+/// "all_reduce", "reduce_scatter residual_rms_norm".
+std::string called(const Failure& failure) {
+  const std::string_view op = to_string(failure.op);
+  return op == failure.operation ? std::string(op) : fmt::format("{} {}", op, failure.operation);
+}
+
+}  // namespace
 
 std::string Failure::text() const {
   if (code == Code::kOk) return fmt::format("rank {}: no failure", rank);
@@ -15,16 +24,17 @@ std::string Failure::text() const {
       return fmt::format(
           "rank {}: timed out in call {} ({}) waiting for rank {}'s data of token {}; that rank died, is late, or made "
           "another call",
-          rank, epoch, operation, awaited_rank, token);
+          rank, epoch, called(*this), awaited_rank, token);
     case Code::kAborted:
       return fmt::format("rank {}: aborted in call {} ({}) while waiting for rank {}'s data of token {}", rank, epoch,
-                         operation, awaited_rank, token);
+                         called(*this), awaited_rank, token);
     case Code::kStale:
       if (operation.empty()) return fmt::format("rank {}: the workspace is suspended", rank);
       return fmt::format("rank {}: call {} ({}) was prepared for an earlier generation of the workspace", rank, epoch,
-                         operation);
+                         called(*this));
     default:
-      return fmt::format("rank {}: {} in call {} ({}), rank {}", rank, to_string(code), epoch, operation, awaited_rank);
+      return fmt::format("rank {}: {} in call {} ({}), rank {}", rank, to_string(code), epoch, called(*this),
+                         awaited_rank);
   }
 }
 
@@ -35,10 +45,11 @@ std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t token
       static_cast<std::uint64_t>(spec.hidden_size) * static_cast<std::uint64_t>(size_of(spec.dtype));
   const auto peers = static_cast<std::uint64_t>(spec.world_size - 1);
   const auto rows = static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0));
+  const std::uint64_t longest = (rows + peers) / static_cast<std::uint64_t>(spec.world_size);
+  if (spec.op == Op::kReduceScatter) return peers * longest * row;
   if (spec.algorithm == Algorithm::kOneShot) return peers * rows * row;
   // Contributions to our rows, and finished rows with their facts (all_reduce_two_shot.cuh, finished_rows.cuh); direct
   // kernels need as much where tensors are not registered.
-  const std::uint64_t longest = (rows + peers) / static_cast<std::uint64_t>(spec.world_size);
   const std::uint64_t groups = (row / kVectorBytes + kGroup - 1) / kGroup;
   const std::uint64_t facts = runtime::needs_whole_row(spec.pattern) ? groups * kVectorBytes : 0;
   return peers * longest * (2 * row + facts);
@@ -95,7 +106,9 @@ Failure WorkspaceState::failure() const noexcept {
   failure.awaited_rank = static_cast<int>(read(mailbox_->awaited_rank));
   failure.epoch = read(mailbox_->epoch_low) | std::uint64_t{read(mailbox_->epoch_high)} << 32;
   failure.token = read(mailbox_->token);
-  failure.operation = to_string(static_cast<Pattern>(read(mailbox_->operation)));
+  const std::uint32_t operation = read(mailbox_->operation);
+  failure.op = runtime::op_of(operation);
+  failure.operation = to_string(runtime::pattern_of(operation));
   return failure;
 }
 
