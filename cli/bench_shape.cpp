@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "commfuse/operations.hpp"
 #include "commfuse/workspace.hpp"
-#include "gpu/loopback.hpp"
+#include "runtime/call_arguments.hpp"
 
 namespace commfuse::cli {
 namespace {
@@ -25,6 +24,8 @@ std::int64_t rows_of(const KernelSpec& spec, TensorId id, int rank, std::int64_t
   const bool scatters = spec.op == Op::kReduceScatter;
   switch (id) {
     case TensorId::kIn:
+      return spec.op == Op::kAllGather ? own : tokens;
+    case TensorId::kYNormOut:
       return tokens;
     case TensorId::kAddIn:
       return own;
@@ -100,8 +101,7 @@ reference::Case enlarge_case(const reference::Case& small, std::int64_t tokens) 
       reference::CaseTensor& tensor = large.ranks[rank][i];
       if (!tensor.used) continue;
       if (id == TensorId::kScaleOut) {
-        tensor.bytes.assign(scale_bytes(gpu::kind_of(small.spec), written, large.scale_strides[rank]),
-                            reference::kPoison);
+        tensor.bytes.assign(runtime::scale_bytes(small.spec, written, large.scale_strides[rank]), reference::kPoison);
         continue;
       }
       const std::int64_t rows = rows_of(small.spec, id, static_cast<int>(rank), small.tokens);

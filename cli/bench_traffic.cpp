@@ -1,6 +1,6 @@
 #include "cli/bench_traffic.hpp"
 
-#include "commfuse/operations.hpp"
+#include "runtime/call_arguments.hpp"
 #include "runtime/pattern.hpp"
 
 namespace commfuse::cli {
@@ -12,6 +12,14 @@ std::uint64_t unavoidable_bytes(const KernelSpec& shape, std::int64_t tokens) {
   const std::uint64_t elements = rows * static_cast<std::uint64_t>(shape.hidden_size);
   const std::uint64_t matrix = elements * static_cast<std::uint64_t>(size_of(shape.dtype));
 
+  if (shape.op == Op::kAllGather) {
+    const std::uint64_t norms = matrix / static_cast<std::uint64_t>(shape.hidden_size) *
+                                static_cast<std::uint64_t>(shape.q_lora_rank + shape.kv_lora_rank);
+    const bool quantises = traits.quantizer != device::Quantizer::kNone;
+    const std::uint64_t quantised =
+        quantises ? rows * static_cast<std::uint64_t>(shape.q_lora_rank) + runtime::scale_bytes(shape, tokens, 0) : 0;
+    return matrix + ranks * (matrix + norms + quantised);
+  }
   std::uint64_t once = 0;                // moved by one rank for all, or shared out among them
   std::uint64_t on_every_rank = matrix;  // the input
   std::uint64_t& results = shape.op == Op::kReduceScatter ? once : on_every_rank;
@@ -25,13 +33,8 @@ std::uint64_t unavoidable_bytes(const KernelSpec& shape, std::int64_t tokens) {
   if (sum_out || traits.norm_out) results += matrix;
   if (traits.partial_out) once += matrix;
   if (traits.quantizer != device::Quantizer::kNone) {
-    AllReduceKind kind;
-    kind.pattern = shape.pattern;
-    kind.dtype = shape.dtype;
-    kind.hidden_size = shape.hidden_size;
-    kind.quant_layout = shape.quant_layout;
-    kind.group_size = shape.group_size;
-    results += elements / (traits.quantizer == device::Quantizer::kFp4 ? 2 : 1) + scale_bytes(kind, tokens);
+    results +=
+        elements / (traits.quantizer == device::Quantizer::kFp4 ? 2 : 1) + runtime::scale_bytes(shape, tokens, 0);
   }
   return on_every_rank * ranks + once;
 }

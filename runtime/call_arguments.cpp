@@ -48,7 +48,7 @@ Status check_arguments(std::span<const Argument> arguments) noexcept {
 
 std::uint64_t scale_bytes(const KernelSpec& spec, std::int64_t rows_of_call, std::int64_t scale_stride) noexcept {
   const auto rows = static_cast<std::uint64_t>(rows_of_call);
-  const auto columns = static_cast<std::uint64_t>(spec.hidden_size);
+  const auto columns = static_cast<std::uint64_t>(quantized_columns(spec));
   const auto stride = static_cast<std::uint64_t>(scale_stride != 0 ? scale_stride : default_scale_stride(rows_of_call));
   switch (traits_of(spec.pattern).quantizer) {
     case device::Quantizer::kNone:

@@ -34,6 +34,11 @@ struct Argument {
 [[nodiscard]] constexpr std::int64_t default_scale_stride(std::int64_t rows) noexcept { return (rows + 3) / 4 * 4; }
 [[nodiscard]] Status check_scale_stride(std::int64_t stride, std::int64_t rows) noexcept;
 
+[[nodiscard]] inline device::u32 call_flags(const LaunchOptions& options) noexcept {
+  return (options.trigger_early ? device::kTriggerEarly : 0U) |
+         (options.zero_scale_padding ? device::kZeroScalePadding : 0U);
+}
+
 /// What the options and those tensors that every reducing operation has become in the parameter block.
 template <typename Tensors>
 void fill_epilogue(device::AllReduceParams& params, const Tensors& tensors, const LaunchOptions& options) noexcept {
@@ -47,8 +52,7 @@ void fill_epilogue(device::AllReduceParams& params, const Tensors& tensors, cons
   params.quant_out = tensors.quant_out;
   params.scale_out = tensors.scale_out;
   params.scale_factor = tensors.scale_factor;
-  params.flags = (options.trigger_early ? device::kTriggerEarly : 0U) |
-                 (options.zero_scale_padding ? device::kZeroScalePadding : 0U);
+  params.flags = call_flags(options);
   params.eps = options.eps;
 }
 

@@ -72,6 +72,8 @@ Deployment::Operation operation_from(const json& object) {
     operation.residual_scattered = object.at("residual_scattered").get<std::vector<bool>>();
   }
   if (object.contains("group_sizes")) operation.group_sizes = object.at("group_sizes").get<std::vector<int>>();
+  if (object.contains("q_lora_ranks")) operation.q_lora_ranks = object.at("q_lora_ranks").get<std::vector<int>>();
+  if (object.contains("kv_lora_ranks")) operation.kv_lora_ranks = object.at("kv_lora_ranks").get<std::vector<int>>();
   if (object.contains("latent_widths")) operation.latent_widths = object.at("latent_widths").get<std::vector<int>>();
   return operation;
 }
@@ -118,6 +120,8 @@ std::vector<KernelSpec> shapes_of(const Deployment& deployment, const Deployment
   specs = product(specs, operation.quant_layouts, &KernelSpec::quant_layout);
   specs = product(specs, operation.group_sizes, &KernelSpec::group_size);
   specs = product(specs, operation.latent_widths, &KernelSpec::latent_width);
+  specs = product(specs, operation.q_lora_ranks, &KernelSpec::q_lora_rank);
+  specs = product(specs, operation.kv_lora_ranks, &KernelSpec::kv_lora_rank);
   for (KernelSpec& spec : specs) spec = spec.normalised();
   return specs;
 }
@@ -152,7 +156,8 @@ void check_meaning(const Deployment& deployment, std::string_view origin) {
         operation.fp32_accumulate.size() * at_least_one(operation.gamma_dtypes.size()) *
         at_least_one(operation.weight_bias.size()) * at_least_one(operation.residual_scattered.size()) *
         at_least_one(operation.quant_layouts.size()) * at_least_one(operation.group_sizes.size()) *
-        at_least_one(operation.latent_widths.size()));
+        at_least_one(operation.latent_widths.size()) * at_least_one(operation.q_lora_ranks.size()) *
+        at_least_one(operation.kv_lora_ranks.size()));
   }
   if (shapes > kMaxShapes) {
     refuse(origin, "/operations", fmt::format("lists whose product is {} shapes of kernels", shapes),

@@ -48,6 +48,8 @@ std::string_view norm_name(device::Norm norm) {
       return "kAttentionResidual";
     case device::Norm::kLatent:
       return "kLatent";
+    case device::Norm::kDual:
+      return "kDual";
   }
   throw Error(Code::kInternal, "the generator does not know a norm", fmt::format("number {}", int(norm)));
 }
@@ -93,6 +95,8 @@ TemplateEntry template_of(const KernelSpec& spec) {
       return {"all_reduce_two_shot.cuh", "all_reduce_two_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
     case Op::kReduceScatter:
       return {"reduce_scatter.cuh", "reduce_scatter", "ReduceScatterParams", sizeof(device::ReduceScatterParams)};
+    case Op::kAllGather:
+      return {"all_gather.cuh", "all_gather", "AllGatherParams", sizeof(device::AllGatherParams)};
   }
   throw Error(Code::kInternal, "the generator does not know an operation", fmt::format("number {}", int(spec.op)));
 }
@@ -118,6 +122,8 @@ std::string render_config(const KernelSpec& spec, std::string_view struct_name) 
   static constexpr commfuse::device::Type kGammaType = commfuse::device::Type::{gamma_type};
   static constexpr bool kWeightBias = {weight_bias};
   static constexpr commfuse::device::u32 kLatentWidth = {latent_width};
+  static constexpr commfuse::device::u32 kXWidth = {x_width};
+  static constexpr commfuse::device::u32 kYWidth = {y_width};
   static constexpr commfuse::device::u32 kThreads = {threads};
   static constexpr commfuse::device::u32 kCluster = {cluster};
   static constexpr bool kDirect = {direct};
@@ -131,8 +137,8 @@ std::string render_config(const KernelSpec& spec, std::string_view struct_name) 
       fmt::arg("quantizer", quantizer_name(traits.quantizer)), fmt::arg("scale_layout", layout_name(spec.quant_layout)),
       fmt::arg("group_columns", spec.group_size), fmt::arg("gamma_type", type_name(spec.gamma_dtype)),
       fmt::arg("weight_bias", spec.weight_bias), fmt::arg("latent_width", spec.latent_width),
-      fmt::arg("threads", spec.threads), fmt::arg("cluster", spec.cluster),
-      fmt::arg("direct", spec.algorithm == Algorithm::kDirect));
+      fmt::arg("x_width", spec.q_lora_rank), fmt::arg("y_width", spec.kv_lora_rank), fmt::arg("threads", spec.threads),
+      fmt::arg("cluster", spec.cluster), fmt::arg("direct", spec.algorithm == Algorithm::kDirect));
 }
 
 std::string render_source(const KernelSpec& spec) {

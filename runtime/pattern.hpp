@@ -60,6 +60,12 @@ struct PatternTraits {
       return {.add = true};
     case Pattern::kAddResidualRmsNormFp8Block:
       return {.quantizer = Quantizer::kFp8Block, .add = true, .norm_out = false};
+    case Pattern::kAllGather:
+      return {.norm = Norm::kNone, .residual = false, .norm_out = false};
+    case Pattern::kDualRmsNorm:
+      return {.norm = Norm::kDual, .residual = false};
+    case Pattern::kDualRmsNormFp8Block:
+      return {.norm = Norm::kDual, .quantizer = Quantizer::kFp8Block, .residual = false};
   }
   return {};
 }
@@ -104,12 +110,20 @@ inline constexpr std::array kReduceScatterPatterns = {
     CodedPattern{Pattern::kResidualRmsPrePostNorm, 14},
 };
 
+inline constexpr std::array kAllGatherPatterns = {
+    CodedPattern{Pattern::kAllGather, 0},
+    CodedPattern{Pattern::kDualRmsNorm, 1},
+    CodedPattern{Pattern::kDualRmsNormFp8Block, 2},
+};
+
 [[nodiscard]] constexpr std::span<const CodedPattern> coded_patterns(Op op) noexcept {
   switch (op) {
     case Op::kAllReduce:
       return kAllReducePatterns;
     case Op::kReduceScatter:
       return kReduceScatterPatterns;
+    case Op::kAllGather:
+      return kAllGatherPatterns;
   }
   return {};
 }
@@ -138,6 +152,11 @@ inline constexpr std::array kOneAlgorithm = {Algorithm::kOneShot};
 [[nodiscard]] constexpr bool has_optional_norm_out(const KernelSpec& spec) noexcept {
   const PatternTraits traits = traits_of(spec.pattern);
   return spec.op == Op::kReduceScatter && traits.norm != device::Norm::kNone && !traits.norm_out;
+}
+
+/// Columns that the quantizer works on.
+[[nodiscard]] constexpr int quantized_columns(const KernelSpec& spec) noexcept {
+  return traits_of(spec.pattern).norm == device::Norm::kDual ? spec.q_lora_rank : spec.hidden_size;
 }
 
 /// Columns that share one scale; 1 where the whole row or tensor does.

@@ -56,7 +56,7 @@ std::int64_t resident_blocks(const KernelSpec& spec, const PlanRequest& request,
 /// Blocks or clusters that would each have one piece of work.
 std::int64_t teams_wanted(const KernelSpec& spec, std::int64_t tokens) noexcept {
   // The tokens of one rank only.
-  if (spec.op == Op::kReduceScatter || spec.algorithm != Algorithm::kOneShot) {
+  if (spec.op != Op::kAllReduce || spec.algorithm != Algorithm::kOneShot) {
     tokens = (tokens + spec.world_size - 1) / spec.world_size;
   }
   if (works_on_rows(spec)) return tokens;
@@ -98,7 +98,7 @@ Algorithm choose_algorithm(const PlanRequest& request, const DeviceCaps& caps) n
 }
 
 std::string_view reason_of(const KernelSpec& spec) noexcept {
-  if (spec.op == Op::kReduceScatter) {
+  if (spec.op != Op::kAllReduce) {
     if (!works_on_rows(spec)) return "one vector of this rank's tokens per thread";
     return spec.cluster > 1 ? "one cluster per token of this rank" : "one block per token of this rank";
   }

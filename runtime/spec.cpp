@@ -103,11 +103,14 @@ std::span<const Pattern> patterns(Op op) noexcept {
   };
   static constexpr auto kAllReduce = kPlain(runtime::kAllReducePatterns);
   static constexpr auto kReduceScatter = kPlain(runtime::kReduceScatterPatterns);
+  static constexpr auto kAllGather = kPlain(runtime::kAllGatherPatterns);
   switch (op) {
     case Op::kAllReduce:
       return kAllReduce;
     case Op::kReduceScatter:
       return kReduceScatter;
+    case Op::kAllGather:
+      return kAllGather;
   }
   return {};
 }
@@ -141,6 +144,7 @@ std::string KernelSpec::name() const {
   if (plain.residual_scattered) options += "_scattered";
   if (plain.quant_layout != QuantLayout::kSwizzled128x4) options += fmt::format("_{}", to_string(plain.quant_layout));
   if (plain.group_size != 0) options += fmt::format("_g{}", plain.group_size);
+  if (plain.q_lora_rank != 0) options += fmt::format("_q{}_kv{}", plain.q_lora_rank, plain.kv_lora_rank);
   if (plain.latent_width != 0) options += fmt::format("_l{}", plain.latent_width);
   return fmt::format("{}_{}_{}_n{}_h{}_{}acc{}_t{}_c{}", what, to_string(algorithm), to_string(dtype), world_size,
                      hidden_size, sum_type, options, threads, cluster);
@@ -150,7 +154,7 @@ KernelSpec KernelSpec::normalised() const {
   const runtime::PatternTraits traits = runtime::traits_of(pattern);
   const KernelSpec defaults;
   KernelSpec spec = *this;
-  if (dtype == DataType::kFp32) spec.fp32_accumulate = true;
+  if (dtype == DataType::kFp32 || op == Op::kAllGather) spec.fp32_accumulate = true;
   if (runtime::algorithms_of(op).size() == 1) spec.algorithm = runtime::algorithms_of(op).front();
   // The mixture's weights are of the activation type, as the models that have one store them.
   const bool plain_weights = traits.norm == device::Norm::kNone || traits.norm == device::Norm::kAttentionResidual;
@@ -164,6 +168,10 @@ KernelSpec KernelSpec::normalised() const {
   if (traits.quantizer != device::Quantizer::kFp4) spec.quant_layout = defaults.quant_layout;
   if (traits.quantizer != device::Quantizer::kFp8Group) spec.group_size = defaults.group_size;
   if (traits.norm != device::Norm::kLatent) spec.latent_width = defaults.latent_width;
+  if (traits.norm != device::Norm::kDual) {
+    spec.q_lora_rank = defaults.q_lora_rank;
+    spec.kv_lora_rank = defaults.kv_lora_rank;
+  }
   return spec;
 }
 
@@ -178,9 +186,11 @@ std::string KernelSpec::to_json() const {
       {"gamma_dtype", to_string(gamma_dtype)},
       {"group_size", group_size},
       {"hidden_size", hidden_size},
+      {"kv_lora_rank", kv_lora_rank},
       {"latent_width", latent_width},
       {"op", to_string(op)},
       {"pattern", to_string(pattern)},
+      {"q_lora_rank", q_lora_rank},
       {"quant_layout", to_string(quant_layout)},
       {"residual_scattered", residual_scattered},
       {"threads", threads},
@@ -219,14 +229,21 @@ void KernelSpec::validate() const {
               "8, 16, 32, 64, 128, 256");
     }
     const int columns = runtime::scale_columns(*this);
-    if (hidden_size % columns != 0) {
-      refuse("hidden_size", std::to_string(hidden_size),
+    if (runtime::quantized_columns(*this) % columns != 0) {
+      refuse(traits.norm == device::Norm::kDual ? "q_lora_rank" : "hidden_size",
+             std::to_string(runtime::quantized_columns(*this)),
              fmt::format("multiples of {} for {}, whose scales cover so many columns", columns, to_string(pattern)));
     }
   }
   if (traits.norm == device::Norm::kLatent) {
     require(latent_width >= multiple && latent_width <= hidden_size && latent_width % multiple == 0, "latent_width",
             latent_width, fmt::format("multiples of {} up to hidden_size", multiple));
+  }
+  if (traits.norm == device::Norm::kDual) {
+    require(q_lora_rank >= multiple && q_lora_rank <= hidden_size && q_lora_rank % multiple == 0, "q_lora_rank",
+            q_lora_rank, fmt::format("multiples of {} up to hidden_size", multiple));
+    require(kv_lora_rank >= multiple && kv_lora_rank <= hidden_size - q_lora_rank && kv_lora_rank % multiple == 0,
+            "kv_lora_rank", kv_lora_rank, fmt::format("multiples of {} up to hidden_size - q_lora_rank", multiple));
   }
   if (*this != normalised()) {
     throw Error(Code::kInvalidArgument,
@@ -266,6 +283,8 @@ KernelSpec runtime::spec_from_json(std::string_view text) {
     spec.quant_layout = enum_at<QuantLayout>(object, "quant_layout");
     spec.group_size = int_at(object, "group_size");
     spec.latent_width = int_at(object, "latent_width");
+    spec.q_lora_rank = int_at(object, "q_lora_rank");
+    spec.kv_lora_rank = int_at(object, "kv_lora_rank");
     spec.threads = int_at(object, "threads");
     spec.cluster = int_at(object, "cluster");
     spec.arch = object.at("arch").get<std::string>();

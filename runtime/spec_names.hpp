@@ -24,6 +24,7 @@ template <>
 inline constexpr std::array kNames<Op> = {
     Named<Op>{Op::kAllReduce, "all_reduce"},
     Named<Op>{Op::kReduceScatter, "reduce_scatter"},
+    Named<Op>{Op::kAllGather, "all_gather"},
 };
 
 template <>
@@ -46,6 +47,9 @@ inline constexpr std::array kNames<Pattern> = {
     Named<Pattern>{Pattern::kReduceScatter, "reduce_scatter"},
     Named<Pattern>{Pattern::kAddResidualRmsNorm, "add_residual_rms_norm"},
     Named<Pattern>{Pattern::kAddResidualRmsNormFp8Block, "add_residual_rms_norm_fp8_block"},
+    Named<Pattern>{Pattern::kAllGather, "all_gather"},
+    Named<Pattern>{Pattern::kDualRmsNorm, "dual_rms_norm"},
+    Named<Pattern>{Pattern::kDualRmsNormFp8Block, "dual_rms_norm_fp8_block"},
 };
 
 template <>

@@ -47,6 +47,14 @@ std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t token
   const auto rows = static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0));
   const std::uint64_t longest = (rows + peers) / static_cast<std::uint64_t>(spec.world_size);
   if (spec.op == Op::kReduceScatter) return peers * longest * row;
+  if (spec.op == Op::kAllGather) {
+    // Groups of 32 vectors with a header each (all_gather.cuh): of rows where there is a norm, else of the whole run.
+    const std::uint64_t vectors = row / kVectorBytes;
+    const bool of_rows = runtime::needs_whole_row(spec.pattern);
+    const std::uint64_t groups =
+        of_rows ? longest * ((vectors + kGroup - 1) / kGroup) : (longest * vectors + kGroup - 1) / kGroup;
+    return peers * groups * (kGroup + 1) * kVectorBytes;
+  }
   if (spec.algorithm == Algorithm::kOneShot) return peers * rows * row;
   // Contributions to our rows, and finished rows with their facts (all_reduce_two_shot.cuh, finished_rows.cuh); direct
   // kernels need as much where tensors are not registered.

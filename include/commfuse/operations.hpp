@@ -189,4 +189,52 @@ class ReduceScatter : public FusedOperation {
                      const LaunchOptions& options, Stream stream) noexcept;
 };
 
+/// Which all-gather. Any type can be gathered: bits are not looked at, so rows of R bytes are rows of R / 2 bf16.
+struct AllGatherKind {
+  Pattern pattern = Pattern::kAllGather;
+  DataType dtype = DataType::kBf16;
+  int hidden_size = 0;
+  std::optional<DataType> gamma_dtype = std::nullopt;  ///< default: dtype
+  bool weight_bias = false;
+  int q_lora_rank = 0;   ///< dual norms: columns of the first
+  int kv_lora_rank = 0;  ///< and of the second, after them
+};
+
+/// As AllReduceTensors; `in` has this rank's own rows, the others have all rows, those of rank 0 first. `in` may be the
+/// place in `out` where its rows go.
+struct AllGatherTensors {
+  const void* in = nullptr;
+  const void* x_gamma = nullptr;  ///< dual norms: [q_lora_rank] of gamma_dtype
+  const void* y_gamma = nullptr;  ///< dual norms: [kv_lora_rank]
+  void* out = nullptr;
+  void* x_norm_out = nullptr;  ///< dual norms: [tokens, q_lora_rank]
+  void* y_norm_out = nullptr;  ///< dual norms: rows of kv_lora_rank columns; may be those columns of `out` themselves
+  std::int64_t y_norm_stride = 0;  ///< elements from one row of it to the next, whole vectors; 0: kv_lora_rank
+  void* quant_out = nullptr;       ///< with fp8_block: [tokens, q_lora_rank]
+  void* scale_out = nullptr;
+  std::int64_t scale_stride = 0;
+  float y_eps = 1e-6f;  ///< of the second norm; the first one's is LaunchOptions::eps
+};
+
+/// Bytes that scale_out must have (0 where the pattern has none).
+[[nodiscard]] std::uint64_t scale_bytes(const AllGatherKind& kind, std::int64_t tokens,
+                                        std::int64_t scale_stride = 0) noexcept;
+
+/// A prepared all-gather. LaunchOptions::algorithm makes no difference: there is one way to exchange.
+class AllGather : public FusedOperation {
+ public:
+  /// Throws as AllReduce.
+  AllGather(const KernelSet& kernels, Workspace& workspace, const AllGatherKind& kind);
+
+  /// As ReduceScatter::launch: `tokens` are the rows of all ranks together.
+  Status launch(const AllGatherTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
+                Stream stream) noexcept;
+  Status launch(const AllGatherTensors& tensors, std::span<const std::int64_t> rows_of_ranks,
+                const LaunchOptions& options, Stream stream) noexcept;
+
+ private:
+  Status launch_runs(const AllGatherTensors& tensors, const runtime::RowPartition& partition,
+                     const LaunchOptions& options, Stream stream) noexcept;
+};
+
 }  // namespace commfuse

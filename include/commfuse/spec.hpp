@@ -15,6 +15,7 @@ namespace commfuse {
 enum class Op : int {
   kAllReduce = 0,      ///< every rank has the results of all rows
   kReduceScatter = 1,  ///< each rank has the results of its own rows
+  kAllGather = 2,      ///< every rank has all ranks' rows
 };
 
 /// What a kernel does with S, the sum of all ranks' inputs. The names are those of the deployment file, without the k
@@ -42,6 +43,10 @@ enum class Pattern : int {
   kReduceScatter = 100,               ///< out = S
   kAddResidualRmsNorm = 101,          ///< with add: residual_out, norm_out
   kAddResidualRmsNormFp8Block = 102,  ///< with add: residual_out, quant_out, scale_out: one fp32 per 128 columns
+  kAllGather = 200,                   ///< out = the ranks' rows one after the other, bit for bit
+  kDualRmsNorm = 201,  ///< out; x_norm_out, y_norm_out: the first q_lora_rank columns and the kv_lora_rank after
+                       ///< them, each RMS-normalised over itself. The columns that are left are as in out
+  kDualRmsNormFp8Block = 202,  ///< as 201; quant_out, scale_out: x_norm_out in E4M3, one fp32 per 128 columns
 };
 
 /// How an all-reduce exchanges. The other operations have one way, which counts as one-shot.
@@ -65,7 +70,7 @@ enum class DataType : int { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
 /// The patterns that an operation has, in the order of their codes.
 [[nodiscard]] std::span<const Pattern> patterns(Op) noexcept;
 /// The number of a pattern among those of its operation: for 0 to 8 the code that the TensorRT-LLM lineage of kernels
-/// calls it by, in its AllReduceFusionPattern and ReduceScatterFusionPattern. -1 if the operation does not have it.
+/// calls it by, in its AllReduce-, ReduceScatter- and AllGatherFusionPattern. -1 if the operation does not have it.
 [[nodiscard]] int pattern_code(Op, Pattern) noexcept;
 /// The reverse.
 [[nodiscard]] std::optional<Pattern> pattern_of_code(Op, int code) noexcept;
@@ -91,6 +96,8 @@ struct KernelSpec {
   QuantLayout quant_layout = QuantLayout::kSwizzled128x4;  ///< FP4 patterns
   int group_size = 0;                                      ///< residual_rms_norm_fp8_group: columns that share a scale
   int latent_width = 0;                                    ///< latent_norm: columns that are normalised
+  int q_lora_rank = 0;                                     ///< dual norms: columns of the first norm
+  int kv_lora_rank = 0;                                    ///< dual norms: columns of the second one, after them
   int threads = 0;   ///< of a block; a multiple of 32, at most 1024 (see geometries)
   int cluster = 1;   ///< blocks that share one token; 1, 2, 4 or 8
   std::string arch;  ///< compilation target, as NVRTC names it: "sm_90a"
@@ -128,6 +135,8 @@ struct Deployment {
     std::vector<QuantLayout> quant_layouts;
     std::vector<int> group_sizes;  ///< empty: 128
     std::vector<int> latent_widths;
+    std::vector<int> q_lora_ranks;
+    std::vector<int> kv_lora_ranks;
   };
 
   std::string name;

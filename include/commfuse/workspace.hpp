@@ -18,7 +18,7 @@
 namespace commfuse {
 
 /// Bytes of one rotation buffer that a call of `spec` with `tokens` tokens needs on every rank. Pure. A reduce-scatter
-/// whose ranks have uneven numbers of rows needs what one of world_size times the largest number needs.
+/// or all-gather whose ranks have uneven numbers of rows needs what one of world_size times the largest number needs.
 [[nodiscard]] std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t tokens) noexcept;
 /// The same for every call that a deployment may make (its largest kernel at max_tokens). A workspace may be used for
 /// any shape, type and operation that fits: the rule is capacity in bytes, not shape.

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "device/exponential.cuh"
+#include "device/norm_weights.cuh"
 #include "device/params.cuh"
 #include "device/partition.cuh"
 #include "device/quant.cuh"
@@ -16,11 +17,6 @@
 #include "device/vector.cuh"
 
 namespace commfuse::device {
-
-/// 1 / sqrt(sum of squares / count + eps).
-COMMFUSE_DEVICE float inverse_rms(float sum_of_squares, float inverse_count, float eps) {
-  return ptx::div_rn(1.0f, ptx::sqrt_rn(ptx::add_rn(ptx::mul_rn(sum_of_squares, inverse_count), eps)));
-}
 
 /// Whether stage 1 adds the residual (a scattered one is in the sum already).
 template <class Config>
@@ -116,7 +112,7 @@ class Epilogue {
     if constexpr (Config::kNorm == Norm::kPreAndPost) {
       const float before = row_inverse_rms(y);
       COMMFUSE_UNROLL
-      for (u32 k = 0; k < kCount; ++k) y[k] = normalised(y[k], before, load_weight(params_.gamma_before, k));
+      for (u32 k = 0; k < kCount; ++k) y[k] = Weights::normalised(y[k], before, load_weight(params_.gamma_before, k));
     }
     if constexpr (Config::kAdd) {
       COMMFUSE_UNROLL
@@ -134,7 +130,7 @@ class Epilogue {
         COMMFUSE_UNROLL
         for (u32 k = 0; k < kCount; ++k) {
           float x[kN];
-          unpack<kType>(normalised(y[k], inverse, gamma(k)), x);
+          unpack<kType>(Weights::normalised(y[k], inverse, gamma(k)), x);
           part[k] = Map::has(k) ? absolute_maximum(x) : 0.0f;
         }
         facts.word[1] = ptx::bits_of(reducer_.template reduce<Max>(part));
@@ -228,15 +224,10 @@ class Epilogue {
   }
 
  private:
-  static constexpr Type kGammaType = Config::kGammaType;
-  /// 16-bit rows may have fp32 weights: two vectors of them for one of the row.
-  static constexpr u32 kWeightVectors = Elements<kGammaType>::kBytes / Elements<kType>::kBytes;
-  static_assert(kWeightVectors >= 1, "weights are of the row's type or fp32");
-  struct Weight {
-    Vec16 part[kWeightVectors];
-  };
+  using Weights = NormWeights<Config>;
+  using Weight = typename Weights::Weight;
   /// Few enough to stay in registers from row to row.
-  static constexpr bool kHoldWeights = kHasFacts && kCount * kWeightVectors <= 4;
+  static constexpr bool kHoldWeights = kHasFacts && kCount * Weights::kWeightVectors <= 4;
 
   struct NoQuantizer {
     COMMFUSE_DEVICE explicit NoQuantizer(const QuantTensors&) {}
@@ -275,11 +266,7 @@ class Epilogue {
   COMMFUSE_DEVICE u32 own_begin() const { return own_rows_.begin(params_.rank); }
 
   static COMMFUSE_DEVICE Weight load_weight(const void* weights, u32 k) {
-    Weight weight;
-    const Vec16* vectors = static_cast<const Vec16*>(weights) + static_cast<u64>(Map::vector(k)) * kWeightVectors;
-    COMMFUSE_UNROLL
-    for (u32 i = 0; i < kWeightVectors; ++i) weight.part[i] = in_norm(k) ? ptx::load_weak(vectors + i) : zero();
-    return weight;
+    return Weights::load(weights, Map::vector(k), in_norm(k));
   }
   COMMFUSE_DEVICE Weight gamma(u32 k) const {
     if constexpr (kHoldWeights) {
@@ -288,48 +275,16 @@ class Epilogue {
       return load_weight(params_.gamma, k);
     }
   }
-  static COMMFUSE_DEVICE void unpack_weight(const Weight& weight, float (&out)[kN]) {
-    if constexpr (kWeightVectors == 1) {
-      unpack<kType>(weight.part[0], out);
-    } else {
-      COMMFUSE_UNROLL
-      for (u32 i = 0; i < kN; ++i) out[i] = ptx::float_of(weight.part[i / 4].word[i % 4]);
-    }
-    if constexpr (Config::kWeightBias) {
-      COMMFUSE_UNROLL
-      for (u32 i = 0; i < kN; ++i) out[i] = ptx::add_rn(1.0f, out[i]);
-    }
-  }
-
-  /// (x * inverse rms) * weight, one rounding to the element type at the end.
-  static COMMFUSE_DEVICE Vec16 normalised(const Vec16& v, float inverse, const Weight& weight) {
-    float x[kN];
-    float w[kN];
-    unpack<kType>(v, x);
-    unpack_weight(weight, w);
-    COMMFUSE_UNROLL
-    for (u32 i = 0; i < kN; ++i) x[i] = ptx::mul_rn(ptx::mul_rn(x[i], inverse), w[i]);
-    return pack<kType>(x);
-  }
-
   /// Columns whose squares enter the norm.
   static constexpr u32 kNormColumns = Config::kNorm == Norm::kLatent ? Config::kLatentWidth : Config::kHiddenSize;
   static COMMFUSE_DEVICE bool in_norm(u32 k) {
     return Map::has(k) && (kNormColumns == Config::kHiddenSize || Map::vector(k) < kNormColumns / kN);
   }
-  static COMMFUSE_DEVICE float sum_of_squares(const Vec16& v) {
-    float x[kN];
-    unpack<kType>(v, x);
-    float sum = 0.0f;
-    COMMFUSE_UNROLL
-    for (u32 i = 0; i < kN; ++i) sum = ptx::fma_rn(x[i], x[i], sum);
-    return sum;
-  }
   COMMFUSE_DEVICE float row_inverse_rms(const Vec16 (&y)[kCount]) {
     constexpr float kInverseCount = 1.0f / static_cast<float>(kNormColumns);
     float part[kCount];
     COMMFUSE_UNROLL
-    for (u32 k = 0; k < kCount; ++k) part[k] = in_norm(k) ? sum_of_squares(y[k]) : 0.0f;
+    for (u32 k = 0; k < kCount; ++k) part[k] = in_norm(k) ? Weights::sum_of_squares(y[k]) : 0.0f;
     return inverse_rms(reducer_.template reduce<Sum>(part), kInverseCount, params_.eps);
   }
 
@@ -337,11 +292,11 @@ class Epilogue {
     if constexpr (Config::kNorm == Norm::kAttentionResidual) {
       const Vec16 mixed = mixture(token, k, y, facts);
       if (params_.mixture_gamma == nullptr) return mixed;
-      return normalised(mixed, ptx::float_of(facts.word[3]), load_weight(params_.mixture_gamma, k));
+      return Weights::normalised(mixed, ptx::float_of(facts.word[3]), load_weight(params_.mixture_gamma, k));
     } else if constexpr (Config::kNorm == Norm::kLatent) {
-      return in_norm(k) ? normalised(y, ptx::float_of(facts.word[0]), gamma(k)) : y;
+      return in_norm(k) ? Weights::normalised(y, ptx::float_of(facts.word[0]), gamma(k)) : y;
     } else {
-      return normalised(y, ptx::float_of(facts.word[0]), gamma(k));
+      return Weights::normalised(y, ptx::float_of(facts.word[0]), gamma(k));
     }
   }
 
@@ -359,8 +314,8 @@ class Epilogue {
       float g[kN];
       float s[kN];
       unpack<kType>(y[k], x);
-      unpack_weight(gamma(k), g);
-      unpack_plain(load_weight(params_.score_weight, k), s);
+      Weights::unpack_biased(gamma(k), g);
+      Weights::unpack_plain(load_weight(params_.score_weight, k), s);
       part[k] = 0.0f;
       COMMFUSE_UNROLL
       for (u32 i = 0; i < kN; ++i) part[k] = ptx::fma_rn(x[i], ptx::mul_rn(g[i], s[i]), part[k]);
@@ -397,14 +352,6 @@ class Epilogue {
       }
     }
     return pack<kType>(x);
-  }
-  static COMMFUSE_DEVICE void unpack_plain(const Weight& weight, float (&out)[kN]) {
-    if constexpr (kWeightVectors == 1) {
-      unpack<kType>(weight.part[0], out);
-    } else {
-      COMMFUSE_UNROLL
-      for (u32 i = 0; i < kN; ++i) out[i] = ptx::float_of(weight.part[i / 4].word[i % 4]);
-    }
   }
   const AllReduceParams& params_;
   Partition<Config::kWorldSize> own_rows_;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device/gather.cuh"
+#include "device/row_reduce.cuh"
 
 namespace commfuse::device {
 

@@ -109,6 +109,19 @@ struct ReduceScatterParams {
   u32 longest;                       ///< rows of the longest run
 };
 
+/// Everything an all-gather kernel is told. Of `common`, `in` has this rank's own rows, every output all rows, `tokens`
+/// is the number of all rows, and `gamma`, `eps`, `norm_out` and the quantised outputs are those of the first norm.
+struct AllGatherParams {
+  AllReduceParams common;
+  const void* y_gamma;  ///< kDual: weight of the second norm, [kYWidth]
+  Vec16* y_norm_out;    ///< kDual: rows of kYWidth columns
+  u64 y_norm_stride;    ///< and the distance of two rows, in vectors
+  float y_eps;
+  u32 longest;                       ///< rows of the longest run
+  u32 row_begin[kMaxWorldSize + 1];  ///< first row of each rank's run of consecutive rows; [world size]: all rows
+  u32 reserved;
+};
+
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
 static_assert(sizeof(Control) == 64, "control layout");
 static_assert(sizeof(PeerSignals) == 256, "signal layout");
@@ -121,5 +134,6 @@ static_assert(__builtin_offsetof(ReduceScatterParams, row_begin) == 384, "parame
 #endif
 static_assert(sizeof(AllReduceParams) == 384, "parameter layout");
 static_assert(sizeof(ReduceScatterParams) == 456, "parameter layout");
+static_assert(sizeof(AllGatherParams) == 488, "parameter layout");
 
 }  // namespace commfuse::device

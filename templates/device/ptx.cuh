@@ -180,6 +180,18 @@ COMMFUSE_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory
 
 // ---- threads of a warp, a block, a cluster --------------------------------------------------------------------------
 
+/// Whether any of the 32 lanes says yes; every lane of the warp must call it.
+COMMFUSE_DEVICE bool any_lane(bool yes) {
+  u32 any;
+  asm volatile(
+      "{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\tvote.sync.any.pred q, p, 0xffffffff;\n\t"
+      "selp.u32 %0, 1, 0, q;\n\t}"
+      : "=r"(any)
+      : "r"(static_cast<u32>(yes))
+      : "memory");
+  return any != 0;
+}
+
 /// Butterfly over all 32 lanes; every lane of the warp must call it.
 COMMFUSE_DEVICE float shuffle_xor(float v, u32 lane_mask) {
   float out;

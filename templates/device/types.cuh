@@ -38,6 +38,7 @@ enum class Norm : int {
   kPreAndPost = 2,         ///< the sum is normalised before the residual is added, and the result again
   kAttentionResidual = 3,  ///< y joins a running softmax mixture, which is the result (and may be normalised)
   kLatent = 4,             ///< the first kLatentWidth columns are normalised over themselves, the others are y
+  kDual = 5,               ///< all-gather: the first kXWidth columns and the kYWidth after them, each over themselves
 };
 
 /// How the normalised row is quantised (quant.cuh).
@@ -69,6 +70,8 @@ enum class Quantizer : int {
 //     static constexpr Type kGammaType = Type::kBf16;
 //     static constexpr bool kWeightBias = false;         // the weight is 1 + gamma
 //     static constexpr u32 kLatentWidth = 0;             // kLatent
+//     static constexpr u32 kXWidth = 0;                  // kDual
+//     static constexpr u32 kYWidth = 0;                  // kDual
 //     static constexpr u32 kThreads = 128;               // of a block
 //     static constexpr u32 kCluster = 8;                 // blocks that share a token
 //     static constexpr bool kDirect = false;             // two-shot that reaches into peers' registered tensors

@@ -63,6 +63,18 @@ ReduceScatterKind reduce_scatter_kind_of(const KernelSpec& spec) {
   return kind;
 }
 
+AllGatherKind all_gather_kind_of(const KernelSpec& spec) {
+  AllGatherKind kind;
+  kind.pattern = spec.pattern;
+  kind.dtype = spec.dtype;
+  kind.hidden_size = spec.hidden_size;
+  kind.gamma_dtype = spec.gamma_dtype;
+  kind.weight_bias = spec.weight_bias;
+  kind.q_lora_rank = spec.q_lora_rank;
+  kind.kv_lora_rank = spec.kv_lora_rank;
+  return kind;
+}
+
 LaunchOptions options_of(const reference::Case& data, bool zero_padding) {
   LaunchOptions options;
   options.eps = data.eps;
@@ -166,6 +178,27 @@ ReduceScatterTensors PlacedCase::reduce_scatter_tensors(int rank) const {
   return tensors;
 }
 
+AllGatherTensors PlacedCase::all_gather_tensors(int rank) const {
+  const auto& memory = memory_[static_cast<std::size_t>(rank)];
+  const auto at = [&](TensorId id) { return memory[static_cast<std::size_t>(id)].as<void>(); };
+  AllGatherTensors tensors;
+  tensors.in = at(TensorId::kIn);
+  tensors.x_gamma = at(TensorId::kGamma);
+  tensors.y_gamma = at(TensorId::kYGamma);
+  tensors.out = at(TensorId::kOut);
+  tensors.x_norm_out = at(TensorId::kNormOut);
+  tensors.y_norm_out = at(TensorId::kYNormOut);
+  if (data_.y_in_out) {
+    tensors.y_norm_out = static_cast<char*>(tensors.out) + data_.spec.q_lora_rank * size_of(data_.spec.dtype);
+  }
+  tensors.y_norm_stride = data_.y_norm_stride;
+  tensors.quant_out = at(TensorId::kQuantOut);
+  tensors.scale_out = at(TensorId::kScaleOut);
+  tensors.scale_stride = data_.scale_strides[static_cast<std::size_t>(rank)];
+  tensors.y_eps = data_.y_eps;
+  return tensors;
+}
+
 std::string PlacedCase::check() const {
   for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
     if (!is_placed(rank)) continue;
@@ -211,6 +244,10 @@ GroupOperation::GroupOperation(const KernelSet& kernels, Ranks& ranks, const Ker
         operations_.emplace_back(std::in_place_type<ReduceScatter>, kernels, ranks.workspace(rank),
                                  reduce_scatter_kind_of(spec));
         break;
+      case Op::kAllGather:
+        operations_.emplace_back(std::in_place_type<AllGather>, kernels, ranks.workspace(rank),
+                                 all_gather_kind_of(spec));
+        break;
     }
   }
 }
@@ -225,6 +262,11 @@ GroupOperation::Launch GroupOperation::prepare(int rank, const PlacedCase& place
   }
   std::vector<std::int64_t> rows;
   for (const reference::Rows& run : placed.data().rows) rows.push_back(run.count);
+  if (auto* gather = std::get_if<AllGather>(&operation)) {
+    return
+        [gather, tensors = placed.all_gather_tensors(rank), rows = std::move(rows)](
+            const LaunchOptions& options, CUstream stream) { return gather->launch(tensors, rows, options, stream); };
+  }
   return [scatter = &std::get<ReduceScatter>(operation), tensors = placed.reduce_scatter_tensors(rank),
           rows = std::move(rows)](const LaunchOptions& options, CUstream stream) {
     return scatter->launch(tensors, rows, options, stream);

@@ -44,9 +44,10 @@ class StreamHandle {
   CUstream stream_ = nullptr;
 };
 
-/// The all-reduce or reduce-scatter that `spec` is a kernel of.
+/// The operation that `spec` is a kernel of.
 [[nodiscard]] AllReduceKind kind_of(const KernelSpec& spec);
 [[nodiscard]] ReduceScatterKind reduce_scatter_kind_of(const KernelSpec& spec);
+[[nodiscard]] AllGatherKind all_gather_kind_of(const KernelSpec& spec);
 
 /// A case with its tensors in device memory: those of all ranks, or of one.
 class PlacedCase {
@@ -56,6 +57,7 @@ class PlacedCase {
   [[nodiscard]] const reference::Case& data() const noexcept { return data_; }
   [[nodiscard]] AllReduceTensors tensors(int rank) const;
   [[nodiscard]] ReduceScatterTensors reduce_scatter_tensors(int rank) const;
+  [[nodiscard]] AllGatherTensors all_gather_tensors(int rank) const;
   /// Registers those of its tensors that direct kernels reach and `tensors` (device::bit_of) names, until it is
   /// unregistered. All ranks must be placed.
   void register_with(LoopbackGroup& group, device::u32 tensors = ~0U);
@@ -110,11 +112,14 @@ class GroupOperation {
   [[nodiscard]] ReduceScatter& reduce_scatter(int rank) {
     return std::get<ReduceScatter>(operations_[static_cast<std::size_t>(rank)]);
   }
+  [[nodiscard]] AllGather& all_gather(int rank) {
+    return std::get<AllGather>(operations_[static_cast<std::size_t>(rank)]);
+  }
   [[nodiscard]] const FusedOperation& any(int rank) const;
 
  private:
   Ranks& ranks_;
-  std::vector<std::variant<AllReduce, ReduceScatter>> operations_;
+  std::vector<std::variant<AllReduce, ReduceScatter, AllGather>> operations_;
 };
 
 /// The launch options that a case was made for.

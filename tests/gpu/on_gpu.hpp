@@ -30,6 +30,8 @@ class OnGpu : public ::testing::Test {
     spec.dtype = spec.gamma_dtype = dtype;
     spec.group_size = 128;
     spec.latent_width = hidden_size / 2;
+    spec.q_lora_rank = hidden_size == 2112 ? 1536 : hidden_size / 2 / 128 * 128;
+    spec.kv_lora_rank = hidden_size == 2112 ? 512 : hidden_size / 4 / 8 * 8;
     spec.arch = current_arch();
     return spec.normalised();
   }

@@ -19,6 +19,7 @@ enum class TensorId {
   kResidualIn,
   kGamma,
   kGammaBefore,
+  kYGamma,
   kScaleFactor,
   kMixtureMax,
   kMixtureSum,
@@ -29,10 +30,11 @@ enum class TensorId {
   kResidualOut,
   kNormOut,
   kPartialNormOut,
+  kYNormOut,
   kQuantOut,
   kScaleOut,
 };
-inline constexpr int kTensorCount = 17;
+inline constexpr int kTensorCount = 19;
 [[nodiscard]] std::string_view to_string(TensorId id);
 [[nodiscard]] constexpr bool is_output(TensorId id) { return id >= TensorId::kOut; }
 
@@ -45,12 +47,16 @@ struct CaseTensor {
   Bytes bytes;
   Format format = Format::kByte;
   std::size_t columns = 1;  ///< for reports
+  bool exact = false;       ///< NaN payloads count too
 };
 
 struct Case {
   KernelSpec spec;
   std::int64_t tokens = 0;
   float eps = 1e-6f;
+  float y_eps = 1e-5f;                      ///< all-gather: of the second norm
+  std::int64_t y_norm_stride = 0;           ///< all-gather: elements from one row of y_norm_out to the next
+  bool y_in_out = false;                    ///< all-gather: y_norm_out is the columns of `out` that it is made of
   std::vector<Rows> rows;                   ///< of each rank's own: of its outputs, where the operation scatters them
   std::vector<std::int64_t> scale_strides;  ///< of each rank
   std::vector<std::array<CaseTensor, kTensorCount>> ranks;
@@ -60,7 +66,8 @@ struct Case {
   }
 };
 
-/// Equal arguments give equal cases. Half of the seeds give norm_out where it is optional (reduce-scatter).
+/// Equal arguments give equal cases. Half of the seeds give norm_out where it is optional
+/// (reduce-scatter); y_norm_out is inside `out`, with gaps or dense, as the seed says (all-gather).
 [[nodiscard]] Case make_case(const KernelSpec& spec, std::int64_t tokens, Values values, std::uint64_t seed,
                              bool zero_padding = false);
 /// The same with the rows that each rank owns.

@@ -91,6 +91,11 @@ void Writer::put(std::size_t i, Values values) {
     }
     case Values::kMinusOnes:
       return put_value(i, -1.0f);
+    case Values::kComplements: {
+      const std::size_t elements = 32 / static_cast<std::size_t>(bits_);  // of a word
+      const std::uint32_t word = ~static_cast<std::uint32_t>(i / elements % 128);
+      return put_bits(i, word >> (i % elements * static_cast<std::size_t>(bits_)));
+    }
     case Values::kAnyBits:
       return put_bits(i, any());
   }
@@ -141,6 +146,8 @@ std::string_view to_string(Values values) {
       return "zero_blocks";
     case Values::kMinusOnes:
       return "minus_ones";
+    case Values::kComplements:
+      return "complements";
     case Values::kAnyBits:
       return "any_bits";
   }

@@ -31,12 +31,13 @@ enum class Values {
   kOnesWords,  ///< every bit set: a NaN whose words are 0xffffffff
   kNans,       ///< NaN of every payload and sign among normal values
   kSubnormals,
-  kInfinities,  ///< infinities of both signs among normal values
-  kTies,        ///< pairs whose sums lie halfway between two values of a 16-bit type
-  kOutliers,    ///< normal, with one element in a hundred a thousand times larger
-  kZeroBlocks,  ///< blocks of 16, 32 or 128 columns that are all zero, of both signs, among normal values
-  kMinusOnes,   ///< -1, with norm weights of 1: FP4 results are all -6, words of 0xffffffff
-  kAnyBits,     ///< uniform random bits: everything the type can hold
+  kInfinities,   ///< infinities of both signs among normal values
+  kTies,         ///< pairs whose sums lie halfway between two values of a 16-bit type
+  kOutliers,     ///< normal, with one element in a hundred a thousand times larger
+  kZeroBlocks,   ///< blocks of 16, 32 or 128 columns that are all zero, of both signs, among normal values
+  kMinusOnes,    ///< -1, with norm weights of 1: FP4 results are all -6, words of 0xffffffff
+  kComplements,  ///< 32-bit words that are the complements of 0 to 127, in turn (not among kAllValues)
+  kAnyBits,      ///< uniform random bits: everything the type can hold
 };
 inline constexpr std::array kAllValues = {
     Values::kNormal,     Values::kWide,       Values::kZeros,      Values::kNegativeZeros, Values::kOnesWords,

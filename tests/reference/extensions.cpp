@@ -25,6 +25,28 @@ Bytes latent_norm(const Bytes& sum, DataType type, std::int64_t rows, int column
   return out;
 }
 
+Bytes part_norm(const Bytes& matrix, DataType type, std::int64_t rows, int columns, int first, int width,
+                const Bytes& gamma, DataType gamma_type, float eps, float weight_bias) {
+  const auto begin = static_cast<std::size_t>(first);
+  const auto count = static_cast<std::size_t>(width);
+  const auto row_columns = static_cast<std::size_t>(columns);
+  const std::vector<float> weight = norm_weight(gamma, gamma_type, count, weight_bias);
+  Bytes out(static_cast<std::size_t>(rows) * count * static_cast<std::size_t>(element_bytes(type)));
+  for (std::size_t row = 0; row < static_cast<std::size_t>(rows); ++row) {
+    const std::vector<float> part = widen(matrix, type, row * row_columns + begin, count);
+    std::vector<float> alone(row_columns, 0.0f);
+    std::copy(part.begin(), part.end(), alone.begin() + first);
+    const float rms = reciprocal_rms(canonical_dot(alone, alone, 16 / element_bytes(type)), count, eps);
+    std::vector<float> result(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const float scaled = part[i] * rms;
+      result[i] = scaled * weight[i];
+    }
+    narrow(result, type, out, row * count);
+  }
+  return out;
+}
+
 float canonical_exp(float x) {
   if (std::isnan(x)) return float_of(kCanonicalNan);
   if (x < -104.0f) return 0.0f;

@@ -10,6 +10,11 @@ namespace commfuse::reference {
 [[nodiscard]] Bytes latent_norm(const Bytes& sum, DataType type, std::int64_t rows, int columns, int latent_width,
                                 const Bytes& gamma, DataType gamma_type, float eps, float weight_bias = 0.0f);
 
+/// Columns `first` to `first + width` of every row, RMS-normalised over themselves: [rows, width]. The squares are
+/// added in the order of the whole row, in which the other columns count as zero. `gamma` is [width] of gamma_type.
+[[nodiscard]] Bytes part_norm(const Bytes& matrix, DataType type, std::int64_t rows, int columns, int first, int width,
+                              const Bytes& gamma, DataType gamma_type, float eps, float weight_bias);
+
 /// Merges y with the running state of an attention over earlier residuals.
 struct AttentionResidual {
   std::vector<float> maximum;      ///< [rows]: largest logit so far

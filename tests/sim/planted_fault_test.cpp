@@ -9,12 +9,25 @@
 namespace commfuse::sim {
 namespace {
 
+using device::AllGatherParams;
 using device::AllReduceParams;
 using device::ReduceScatterParams;
 using device::u32;
 using device::u64;
 using device::Vec16;
 namespace ptx = device::ptx;
+
+KernelSpec two_ranks_gather() {
+  KernelSpec spec;
+  spec.op = Op::kAllGather;
+  spec.pattern = Pattern::kDualRmsNorm;
+  spec.hidden_size = 528;
+  spec.q_lora_rank = 256;
+  spec.kv_lora_rank = 128;
+  spec.threads = 64;
+  spec.arch = "sm_90a";
+  return spec;
+}
 
 KernelSpec two_ranks(Algorithm algorithm, Op op = Op::kAllReduce) {
   KernelSpec spec;
@@ -35,6 +48,8 @@ const AllReduceParams& common_of(const AllReduceParams& params) { return params;
 AllReduceParams& common_of(AllReduceParams& params) { return params; }
 const AllReduceParams& common_of(const ReduceScatterParams& params) { return params.common; }
 AllReduceParams& common_of(ReduceScatterParams& params) { return params.common; }
+const AllReduceParams& common_of(const AllGatherParams& params) { return params.common; }
+AllReduceParams& common_of(AllGatherParams& params) { return params.common; }
 
 /// Forgets to empty the buffer of the call before: whatever is there stays and passes for data three calls later.
 template <typename Params>
@@ -109,6 +124,7 @@ bool is_caught(const KernelSpec& spec, SimulatedKernel faulty) {
 const KernelSpec kOneShot = two_ranks(Algorithm::kOneShot);
 const KernelSpec kTwoShot = two_ranks(Algorithm::kTwoShot);
 const KernelSpec kDirect = two_ranks(Algorithm::kDirect);
+const KernelSpec kGather = two_ranks_gather();
 const KernelSpec kScatter = two_ranks(Algorithm::kOneShot, Op::kReduceScatter);
 
 TEST(PlantedFault, NoneIsReportedForTheKernelAsItIs) {
@@ -116,6 +132,7 @@ TEST(PlantedFault, NoneIsReportedForTheKernelAsItIs) {
   EXPECT_FALSE(is_caught(kTwoShot, nullptr));
   EXPECT_FALSE(is_caught(kDirect, nullptr));
   EXPECT_FALSE(is_caught(kScatter, nullptr));
+  EXPECT_FALSE(is_caught(kGather, nullptr));
 }
 
 TEST(PlantedFault, TouchingAPeersTensorsBeforeItsCallIsCaught) {
@@ -127,17 +144,20 @@ TEST(PlantedFault, EndingBeforeThePeersAreDoneIsCaught) { EXPECT_TRUE(is_caught(
 TEST(PlantedFault, ASkippedClearIsCaught) {
   EXPECT_TRUE(is_caught(kOneShot, skips_the_clear<AllReduceParams>));
   EXPECT_TRUE(is_caught(kScatter, skips_the_clear<ReduceScatterParams>));
+  EXPECT_TRUE(is_caught(kGather, skips_the_clear<AllGatherParams>));
 }
 
 TEST(PlantedFault, PublishingBeforeTheDataIsCaught) {
   EXPECT_TRUE(is_caught(kOneShot, publishes_before_the_data<AllReduceParams>));
   EXPECT_TRUE(is_caught(kTwoShot, publishes_before_the_data<AllReduceParams>));
   EXPECT_TRUE(is_caught(kScatter, publishes_before_the_data<ReduceScatterParams>));
+  EXPECT_TRUE(is_caught(kGather, publishes_before_the_data<AllGatherParams>));
 }
 
 TEST(PlantedFault, OneBufferTooFewIsCaught) {
   EXPECT_TRUE(is_caught(kOneShot, uses_two_buffers<AllReduceParams>));
   EXPECT_TRUE(is_caught(kScatter, uses_two_buffers<ReduceScatterParams>));
+  EXPECT_TRUE(is_caught(kGather, uses_two_buffers<AllGatherParams>));
 }
 
 }  // namespace

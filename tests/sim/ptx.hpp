@@ -98,6 +98,11 @@ COMMFUSE_DEVICE u32 shuffle_xor(u32 v, u32 lane_mask) { return sim::shuffle_xor(
 COMMFUSE_DEVICE float shuffle_xor(float v, u32 lane_mask) {
   return std::bit_cast<float>(sim::shuffle_xor(std::bit_cast<u32>(v), lane_mask));
 }
+COMMFUSE_DEVICE bool any_lane(bool yes) {
+  u32 any = yes ? 1 : 0;
+  for (u32 distance = 16; distance > 0; distance /= 2) any |= shuffle_xor(any, distance);
+  return any != 0;
+}
 COMMFUSE_DEVICE u32 shuffle_from(u32 v, u32 lane) { return sim::shuffle_from(v, lane); }
 COMMFUSE_DEVICE void warp_barrier() { sim::warp_barrier(); }
 COMMFUSE_DEVICE void block_barrier() { sim::block_barrier(); }

@@ -63,6 +63,17 @@ TEST(BenchTraffic, AReduceScatterWritesItsResultsOnce) {
   EXPECT_EQ(unavoidable_bytes(spec, 16), 8 * kMatrix);
 }
 
+TEST(BenchTraffic, AnAllGatherReadsItsInputsOnce) {
+  constexpr std::uint64_t kMatrix = 16 * 1024 * 2;
+  KernelSpec spec = shape(Pattern::kAllGather, 4, 1024);
+  spec.op = Op::kAllGather;
+  EXPECT_EQ(unavoidable_bytes(spec, 16), 5 * kMatrix);
+  spec.pattern = Pattern::kDualRmsNormFp8Block;
+  spec.q_lora_rank = 512;
+  spec.kv_lora_rank = 256;
+  EXPECT_EQ(unavoidable_bytes(spec, 16), 5 * kMatrix + 4 * (16 * 768 * 2 + 16 * 512 + 16 * 4 * 4));
+}
+
 TEST(BenchTraffic, CountsQuantisedBytesAndScales) {
   constexpr std::uint64_t kElements = 16 * 1024;
   constexpr std::uint64_t kPlain = 9 * kElements * 2;  // inputs, residual_out, residual once

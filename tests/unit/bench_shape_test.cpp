@@ -30,6 +30,8 @@ KernelSpec shape(Op op, Pattern pattern, bool scattered = false) {
   spec.group_size = 128;
   spec.latent_width = 64;
   spec.residual_scattered = scattered;
+  spec.q_lora_rank = 128;
+  spec.kv_lora_rank = 64;
   return spec.normalised();
 }
 

@@ -38,6 +38,8 @@ KernelSpec spec_of(Pattern pattern, const std::string& arch = "sm_90a", Op op = 
   spec.hidden_size = 1024;
   spec.group_size = 128;
   spec.latent_width = 512;
+  spec.q_lora_rank = 512;
+  spec.kv_lora_rank = 256;
   spec.arch = arch;
   spec = spec.normalised();
   const Geometry geometry = geometries(spec).front();

@@ -9,7 +9,7 @@
 namespace {
 
 /// Rows that say "not yet". Lower it with every counterpart that is added; it never grows.
-constexpr int kNotYet = 331;
+constexpr int kNotYet = 290;
 
 /// "000 name" to what the row says.
 std::map<std::string, std::string> rows_of(const std::string& path) {

@@ -42,11 +42,12 @@ TEST(KernelSpecName, ReadsLikeTheKernel) {
 }
 
 TEST(KernelSpecJson, IsCanonical) {
-  EXPECT_EQ(example().to_json(),
-            R"({"algorithm":"one_shot","arch":"sm_90a","cluster":1,"dtype":"bf16","fp32_accumulate":true,)"
-            R"("gamma_dtype":"bf16","group_size":0,"hidden_size":8192,"latent_width":0,"op":"all_reduce",)"
-            R"("pattern":"residual_rms_norm","quant_layout":"swizzled_128x4","residual_scattered":false,)"
-            R"("threads":512,"weight_bias":false,"world_size":8})");
+  EXPECT_EQ(
+      example().to_json(),
+      R"({"algorithm":"one_shot","arch":"sm_90a","cluster":1,"dtype":"bf16","fp32_accumulate":true,)"
+      R"("gamma_dtype":"bf16","group_size":0,"hidden_size":8192,"kv_lora_rank":0,"latent_width":0,)"
+      R"("op":"all_reduce","pattern":"residual_rms_norm","q_lora_rank":0,"quant_layout":"swizzled_128x4","residual_scattered":false,)"
+      R"("threads":512,"weight_bias":false,"world_size":8})");
 }
 
 /// One change per field: every one must show in the JSON, and all but the architecture in the name.
@@ -56,6 +57,11 @@ const std::vector<std::function<void(KernelSpec&)>> kChanges = {
     [](KernelSpec& spec) {
       spec.op = Op::kReduceScatter;
       spec.pattern = Pattern::kAddResidualRmsNorm;
+    },
+    [](KernelSpec& spec) { spec.op = Op::kAllGather, spec.pattern = Pattern::kAllGather; },
+    [](KernelSpec& spec) {
+      spec.op = Op::kAllGather, spec.pattern = Pattern::kDualRmsNorm;
+      spec.q_lora_rank = 1536, spec.kv_lora_rank = 512;
     },
     [](KernelSpec& spec) { spec.world_size = 4; },
     [](KernelSpec& spec) { spec.hidden_size = 4096; },
@@ -176,6 +182,21 @@ TEST(KernelSpecValidate, NamesTheFieldTheValueAndWhatIsAllowed) {
        {"pattern add_residual_rms_norm", "the patterns of all_reduce"}},
       {[](KernelSpec& spec) { spec.op = Op::kReduceScatter, spec.algorithm = Algorithm::kTwoShot; },
        {"an option that pattern residual_rms_norm does not have"}},
+      {[](KernelSpec& spec) {
+         spec.op = Op::kAllGather, spec.pattern = Pattern::kDualRmsNorm;
+         spec.q_lora_rank = 1540, spec.kv_lora_rank = 512;
+       },
+       {"q_lora_rank 1540", "multiples of 8"}},
+      {[](KernelSpec& spec) {
+         spec.op = Op::kAllGather, spec.pattern = Pattern::kDualRmsNorm;
+         spec.q_lora_rank = 8000, spec.kv_lora_rank = 512;
+       },
+       {"kv_lora_rank 512", "hidden_size - q_lora_rank"}},
+      {[](KernelSpec& spec) {
+         spec.op = Op::kAllGather, spec.pattern = Pattern::kDualRmsNormFp8Block;
+         spec.q_lora_rank = 1544, spec.kv_lora_rank = 512;
+       },
+       {"q_lora_rank 1544", "multiples of 128"}},
       {[](KernelSpec& spec) { spec.op = static_cast<Op>(7); }, {"op 7", "all_reduce"}},
       {[](KernelSpec& spec) { spec.algorithm = static_cast<Algorithm>(7); }, {"algorithm 7", "one_shot"}},
   };
@@ -205,6 +226,9 @@ TEST(SpecPatterns, HaveTheCodesOfPublicInterfaces) {
   EXPECT_EQ(pattern_code(Op::kReduceScatter, Pattern::kAddResidualRmsNorm), 8);
   EXPECT_EQ(pattern_code(Op::kReduceScatter, Pattern::kResidualRmsNormPartialOut), -1);
   EXPECT_EQ(pattern_of_code(Op::kReduceScatter, 9), std::nullopt);
+  EXPECT_EQ(pattern_code(Op::kAllGather, Pattern::kAllGather), 0);
+  EXPECT_EQ(pattern_code(Op::kAllGather, Pattern::kDualRmsNorm), 1);
+  EXPECT_EQ(pattern_code(Op::kAllGather, Pattern::kDualRmsNormFp8Block), 2);
   for (const auto& op : runtime::kNames<Op>) {
     EXPECT_FALSE(patterns(op.value).empty()) << op.name;
     for (const Pattern pattern : patterns(op.value)) {

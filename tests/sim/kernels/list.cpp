@@ -20,6 +20,7 @@ constexpr std::array kReducing = {
     Family{Op::kReduceScatter, Algorithm::kOneShot, Pattern::kReduceScatter},
 };
 
+constexpr Family kGather{Op::kAllGather, Algorithm::kOneShot, Pattern::kAllGather};
 constexpr Family kDirect{Op::kAllReduce, Algorithm::kDirect, Pattern::kAllReduce};
 
 class List {
@@ -61,6 +62,9 @@ KernelSpec shape(Pattern pattern, const Family& family, int world_size, int hidd
   spec.gamma_dtype = dtype;
   if (pattern == Pattern::kResidualRmsNormFp8Group) spec.group_size = 128;
   if (pattern == Pattern::kLatentNorm) spec.latent_width = 64;
+  // Half and a quarter of the columns; for 2112, those of a live model.
+  spec.q_lora_rank = hidden_size == 2112 ? 1536 : hidden_size / 2 / 128 * 128;
+  spec.kv_lora_rank = hidden_size == 2112 ? 512 : hidden_size / 4 / 8 * 8;
   return spec;
 }
 
@@ -132,6 +136,27 @@ std::vector<KernelSpec> simulated_kernels() {
     list.add(direct, {64, 1});
     direct.residual_scattered = true;
     list.add(direct, {64, 1});
+  }
+  for (const Pattern pattern : patterns(kGather.op)) {
+    for (const int world_size : {1, 2, 3, 4, 6, 8, 16}) {
+      list.add(shape(pattern, kGather, world_size, 528, DataType::kBf16), {64, 1});
+    }
+    for (const DataType dtype : {DataType::kFp16, DataType::kBf16}) {
+      list.add(shape(pattern, kGather, 3, 768, dtype), {64, 1});
+    }
+    KernelSpec weights = shape(pattern, kGather, 2, 768, DataType::kBf16);
+    weights.gamma_dtype = DataType::kFp32;
+    weights.weight_bias = true;
+    list.add(weights, {32, 2});
+    for (const int cluster : {1, 2, 4, 8}) {
+      list.add(shape(pattern, kGather, 3, 2048, DataType::kBf16), {32, cluster});
+    }
+    for (const int world_size : {2, 8}) list.add(shape(pattern, kGather, world_size, 2112, DataType::kBf16));
+    list.add(shape(pattern, kGather, 2, 7168, DataType::kBf16));
+  }
+  list.add(shape(Pattern::kAllGather, kGather, 2, 8, DataType::kBf16));
+  for (const Pattern pattern : {Pattern::kAllGather, Pattern::kDualRmsNorm}) {
+    list.add(shape(pattern, kGather, 2, 264, DataType::kFp32), {64, 1});
   }
   return list.take();
 }

@@ -46,7 +46,10 @@ void copy_words(const CopyParams& params) {
   }
 }
 
-constexpr bool is_reused(TensorId id) noexcept { return id == TensorId::kIn || is_output(id); }
+/// (An all-gather's y_norm_out may be part of another tensor.)
+constexpr bool is_reused(TensorId id) noexcept {
+  return id == TensorId::kIn || (is_output(id) && id != TensorId::kYNormOut);
+}
 constexpr std::size_t memory_of(std::size_t bytes) noexcept {
   return std::max<std::size_t>((bytes + 15) / 16 * 16, 16);
 }
@@ -62,10 +65,10 @@ std::int64_t longest_run(const SimulatedCall& call) {
 unsigned teams_of(const SimulatedCall& call) {
   if (call.teams != 0) return call.teams;
   const KernelSpec& spec = call.spec;
-  const bool own_rows_only = spec.op == Op::kReduceScatter || spec.algorithm != Algorithm::kOneShot;
+  const bool own_rows_only = spec.op != Op::kAllReduce || spec.algorithm != Algorithm::kOneShot;
   const std::int64_t rows = own_rows_only ? longest_run(call) : call.tokens;
   const std::int64_t vectors = rows * spec.hidden_size * size_of(spec.dtype) / 16;
-  const bool flat = spec.pattern == Pattern::kReduceScatter ||
+  const bool flat = spec.pattern == Pattern::kReduceScatter || spec.pattern == Pattern::kAllGather ||
                     (spec.pattern == Pattern::kAllReduce && spec.algorithm == Algorithm::kOneShot);
   return static_cast<unsigned>(std::max<std::int64_t>(1, flat ? (vectors + spec.threads - 1) / spec.threads : rows));
 }
@@ -147,6 +150,11 @@ class Run {
       }
       pointers[static_cast<std::size_t>(i)] = reused;
     }
+    if (placed.data.y_in_out) {
+      pointers[static_cast<std::size_t>(TensorId::kYNormOut)] =
+          pointers[static_cast<std::size_t>(TensorId::kOut)] +
+          static_cast<std::size_t>(placed.data.spec.q_lora_rank * size_of(placed.data.spec.dtype));
+    }
     return pointers;
   }
   void copy_reused(const PlacedCall& placed, std::uint32_t rank, bool outputs) {
@@ -185,7 +193,8 @@ class Run {
     for (int i = 0; i < reference::kTensorCount; ++i) {
       const auto id = static_cast<TensorId>(i);
       const reference::CaseTensor& tensor = data.tensor(static_cast<int>(rank), id);
-      if (!tensor.used) continue;
+      const bool gathers_in_place = call.in_place && call.spec.op == Op::kAllGather;
+      if (!tensor.used || (gathers_in_place && id == TensorId::kIn)) continue;
       const bool like_in = call.spec.op == Op::kAllReduce;  // in a reduce-scatter `in` has more rows than the outputs
       if (call.in_place && like_in && (id == TensorId::kOut || id == TensorId::kNormOut)) {
         pointers[static_cast<std::size_t>(i)] = pointers[static_cast<std::size_t>(TensorId::kIn)];
@@ -203,7 +212,24 @@ class Run {
       }
       pointers[static_cast<std::size_t>(i)] = memory;
     }
+    if (call.spec.op == Op::kAllGather) place_in_out(call, data, rank, pointers);
     return pointers;
+  }
+
+  /// An all-gather's tensors that lie inside `out`.
+  void place_in_out(const SimulatedCall& call, const Case& data, std::uint32_t rank, Pointers& pointers) {
+    std::uint8_t* out = pointers[static_cast<std::size_t>(TensorId::kOut)];
+    const std::size_t element = static_cast<std::size_t>(size_of(call.spec.dtype));
+    if (call.in_place) {
+      const reference::CaseTensor& in = data.tensor(static_cast<int>(rank), TensorId::kIn);
+      std::uint8_t* own = out + static_cast<std::size_t>(data.rows[rank].begin * call.spec.hidden_size) * element;
+      world_.write(own, in.bytes.data(), in.bytes.size());
+      pointers[static_cast<std::size_t>(TensorId::kIn)] = own;
+    }
+    if (data.y_in_out) {
+      pointers[static_cast<std::size_t>(TensorId::kYNormOut)] =
+          out + static_cast<std::size_t>(call.spec.q_lora_rank) * element;
+    }
   }
 
   void launch(const SimulatedCall& call, const PlacedCall& placed, std::uint32_t rank, bool zero_padding) {
@@ -255,12 +281,27 @@ class Run {
         scatter.common = params;
         scatter.common.tokens = static_cast<device::u32>(placed.data.rows[rank].count);
         scatter.longest = static_cast<device::u32>(longest_run(call));
-        for (std::size_t i = 0; i < placed.data.rows.size(); ++i) {
-          scatter.row_begin[i] = static_cast<device::u32>(placed.data.rows[i].begin);
-          scatter.row_begin[i + 1] = scatter.row_begin[i] + static_cast<device::u32>(placed.data.rows[i].count);
-        }
+        fill_runs(placed.data, scatter.row_begin);
         return launch(call, scatter, rank);
       }
+      case Op::kAllGather: {
+        device::AllGatherParams gather{};
+        gather.common = params;
+        gather.y_gamma = at(TensorId::kYGamma);
+        gather.y_norm_out = vectors(TensorId::kYNormOut);
+        gather.y_norm_stride = static_cast<device::u64>(placed.data.y_norm_stride * size_of(call.spec.dtype) / 16);
+        gather.y_eps = placed.data.y_eps;
+        gather.longest = static_cast<device::u32>(longest_run(call));
+        fill_runs(placed.data, gather.row_begin);
+        return launch(call, gather, rank);
+      }
+    }
+  }
+
+  static void fill_runs(const Case& data, device::u32* row_begin) {
+    for (std::size_t i = 0; i < data.rows.size(); ++i) {
+      row_begin[i] = static_cast<device::u32>(data.rows[i].begin);
+      row_begin[i + 1] = row_begin[i] + static_cast<device::u32>(data.rows[i].count);
     }
   }
 
