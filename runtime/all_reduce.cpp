@@ -8,6 +8,7 @@
 #include "commfuse/operations.hpp"
 #include "device/params.cuh"
 #include "device/scale_layout.cuh"
+#include "runtime/call_check.hpp"
 #include "runtime/driver.hpp"
 #include "runtime/loader.hpp"
 #include "runtime/pattern.hpp"
@@ -193,6 +194,7 @@ AllReduce::AllReduce(const KernelSet& kernels, Workspace& workspace, const AllRe
     specs_.push_back(alternatives[i]);
     images_.push_back(found[i]);
   }
+  check_ = runtime::call_check_of(kernels, *workspace_);
 }
 
 Plan AllReduce::plan(std::int64_t tokens, const LaunchOptions& options, bool registered) const noexcept {
@@ -207,14 +209,22 @@ Plan AllReduce::plan(std::int64_t tokens, const LaunchOptions& options, bool reg
   return commfuse::plan(request, workspace_->caps());
 }
 
+Status AllReduce::announce(const KernelSpec& spec, std::int64_t tokens, const LaunchOptions& options,
+                           Stream stream) const noexcept {
+  if (check_ == nullptr) return {};
+  return runtime::announce_call(*check_, *workspace_, runtime::CallHeader(spec, tokens, options.eps), stream);
+}
+
 Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
                          Stream stream) noexcept {
-  if (tokens == 0) return {};
+  // In checking mode others may find out that they should have brought none either.
+  if (tokens == 0 && check_ == nullptr) return {};
   if (tokens < 0 || tokens >= kMaxTokens) return {Code::kInvalidArgument, "tokens", "must be 0 to 2^31 - 1"};
   if (options.max_blocks < 0) return {Code::kInvalidArgument, "max_blocks", "is negative"};
   if (const Code code = workspace_->failure_code(); code != Code::kOk) {
     return {code, "workspace", "has failed in an earlier call; see Workspace::failure()"};
   }
+  if (tokens == 0) return announce(*specs_.begin(), tokens, options, stream);
   const std::int64_t stride = tensors.scale_stride != 0 ? tensors.scale_stride : (tokens + 3) / 4 * 4;
   if (stride < tokens || stride % 4 != 0) {
     return {Code::kInvalidArgument, "scale_stride", "must be a multiple of 4 and at least the number of tokens"};
@@ -229,6 +239,8 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
     return {Code::kCapacity, "tokens", "need more bytes than the workspace was made for"};
   }
   if (const Status status = check(arguments); !status.ok()) return status;
+
+  if (const Status status = announce(spec, tokens, options, stream); !status.ok()) return status;
 
   const auto vectors = [](const void* pointer) { return static_cast<const device::Vec16*>(pointer); };
   const auto outputs = [](void* pointer) { return static_cast<device::Vec16*>(pointer); };
@@ -258,7 +270,7 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   params.tokens = static_cast<device::u32>(tokens);
   params.flags = (options.trigger_early ? device::kTriggerEarly : 0U) |
                  (options.zero_scale_padding ? device::kZeroScalePadding : 0U);
-  params.operation = static_cast<device::u32>(kind_.pattern);
+  params.operation = runtime::operation_code(spec.op, spec.pattern);
   params.eps = options.eps;
 
   std::array<CUlaunchAttribute, 2> attributes{};

@@ -91,6 +91,9 @@ struct Family {
 };
 
 Family family_of(const KernelSpec& spec) {
+  if (spec.op == Op::kCallCheck) {
+    return {"call_check.cuh", "call_check", "CallCheckParams", sizeof(device::CallCheckParams)};
+  }
   switch (spec.algorithm) {
     case Algorithm::kOneShot:
       return {"all_reduce.cuh", "all_reduce_one_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
@@ -138,6 +141,8 @@ std::string render_config(const KernelSpec& spec, std::string_view struct_name) 
       fmt::arg("latent_width", spec.latent_width), fmt::arg("threads", spec.threads), fmt::arg("cluster", spec.cluster),
       fmt::arg("direct", spec.algorithm == Algorithm::kDirect));
 }
+
+std::size_t parameter_bytes(const KernelSpec& spec) { return family_of(spec).params_size; }
 
 std::string render_source(const KernelSpec& spec) {
   const Family family = family_of(spec);

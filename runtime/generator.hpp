@@ -1,6 +1,7 @@
 // From a kernel spec to the text of its translation unit. Knows neither files nor compilers.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,9 @@ namespace commfuse::runtime {
 /// The spec's constants as a struct, as the templates expect them (templates/device/types.cuh shows one). The
 /// simulator's list of configurations is made with it too.
 [[nodiscard]] std::string render_config(const KernelSpec& spec, std::string_view struct_name);
+
+/// Size of the parameter block that the kernel takes.
+[[nodiscard]] std::size_t parameter_bytes(const KernelSpec& spec);
 
 /// The whole translation unit: the template's include, the constants, one `extern "C"` kernel called spec.name().
 /// Specs that differ in more than `arch` give

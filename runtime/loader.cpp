@@ -4,9 +4,9 @@
 
 #include "commfuse/error.hpp"
 #include "commfuse/planner.hpp"
-#include "device/params.cuh"
 #include "runtime/driver.hpp"
 #include "runtime/elf.hpp"
+#include "runtime/generator.hpp"
 
 namespace commfuse::runtime {
 namespace {
@@ -29,19 +29,18 @@ class CaptureGuard {
               std::move(cause), "Remove it from the cache, so that it is compiled again");
 }
 
-void check_parameters(const std::string& name, CUkernel kernel, std::string_view cubin) {
-  constexpr std::size_t kExpected = sizeof(device::AllReduceParams);
+void check_parameters(const std::string& name, CUkernel kernel, std::string_view cubin, std::size_t expected) {
   const std::size_t in_tables = read_cubin(cubin, name).param_bytes;
-  if (in_tables != kExpected) {
-    refuse(name, fmt::format("it takes {} bytes of parameters, the host passes {}", in_tables, kExpected));
+  if (in_tables != expected) {
+    refuse(name, fmt::format("it takes {} bytes of parameters, the host passes {}", in_tables, expected));
   }
   if (driver().cuKernelGetParamInfo == nullptr) return;  // before CUDA 12.4; the tables must do
   std::size_t offset = 0;
   std::size_t size = 0;
   COMMFUSE_DRIVER(cuKernelGetParamInfo(kernel, 0, &offset, &size));
-  if (offset != 0 || size != kExpected) {
+  if (offset != 0 || size != expected) {
     refuse(name, fmt::format("its first parameter is {} bytes at offset {}, the host passes {} bytes", size, offset,
-                             kExpected));
+                             expected));
   }
 }
 
@@ -102,7 +101,7 @@ KernelImage load_kernel(const KernelSpec& spec, std::string key, std::string_vie
   KernelImage image{.spec = spec, .key = std::move(key), .library = Library(cubin, name)};
   CUkernel kernel = nullptr;
   COMMFUSE_DRIVER(cuLibraryGetKernel(&kernel, image.library.get(), name.c_str()));
-  check_parameters(name, kernel, cubin);
+  check_parameters(name, kernel, cubin, parameter_bytes(spec));
   COMMFUSE_DRIVER(cuKernelGetFunction(&image.function, kernel));
   // Older drivers load for the attributes and the occupancy below.
   if (driver().cuFuncLoad != nullptr) COMMFUSE_DRIVER(cuFuncLoad(image.function));

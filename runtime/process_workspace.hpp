@@ -23,6 +23,7 @@ class ProcessWorkspace final : public WorkspaceState {
     world_size_ = exchange.size();
     rotation_bytes_ = rotation_bytes;
     timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
+    checking_ = options.checking;
     caps_ = caps;
     CUdevice device = 0;
     COMMFUSE_DRIVER(cuCtxGetDevice(&device));
@@ -32,6 +33,7 @@ class ProcessWorkspace final : public WorkspaceState {
     control_ = control_memory_.as<device::Control>();
     mailbox_ = static_cast<device::HostMailbox*>(mailbox_memory_.host());
     device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());
+    make_stop_sender();
   }
 
   /// Takes memory for rotation buffers of that size, and gives back what it had.

@@ -23,6 +23,7 @@ inline constexpr int kNames = 0;
 template <>
 inline constexpr std::array kNames<Op> = {
     Named<Op>{Op::kAllReduce, "all_reduce"},
+    Named<Op>{Op::kCallCheck, "call_check"},
 };
 
 template <>

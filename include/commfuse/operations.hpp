@@ -101,7 +101,7 @@ class AllReduce {
   /// Puts the call on the stream and returns; every rank of the group must make the same call. kInvalidArgument names
   /// the tensor; kCapacity means more tokens than the workspace holds; kTimeout, kAborted or kMismatch mean that an
   /// earlier call failed (Workspace::failure() says how) and nothing was launched. With 0 tokens nothing is launched,
-  /// on any rank. Safe inside a stream capture.
+  /// on any rank (but announced, in checking mode). Safe inside a stream capture.
   Status launch(const AllReduceTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
                 Stream stream) noexcept;
 
@@ -112,11 +112,16 @@ class AllReduce {
   [[nodiscard]] const std::vector<KernelSpec>& kernels() const noexcept { return specs_; }
 
  private:
+  /// In checking mode: tells the other ranks what this one is about to call.
+  Status announce(const KernelSpec& spec, std::int64_t tokens, const LaunchOptions& options,
+                  Stream stream) const noexcept;
+
   AllReduceKind kind_;
   std::vector<KernelSpec> specs_;
   std::vector<const KernelImage*> images_;
   bool has_direct_ = false;
   runtime::WorkspaceState* workspace_;
+  const KernelImage* check_ = nullptr;  ///< announces calls; null where the workspace is not in checking mode
 };
 
 }  // namespace commfuse

@@ -10,7 +10,10 @@
 namespace commfuse {
 
 /// A family of kernels. The names (`to_string`) are those of the deployment file.
-enum class Op : int { kAllReduce };
+enum class Op : int {
+  kAllReduce,
+  kCallCheck,  ///< announces calls in checking mode; a deployment file asks for it with "checking", not by name
+};
 
 /// What an all-reduce kernel does with S, the sum of all ranks' inputs. Numbers 0 to 8 are the pattern codes of the
 /// TensorRT-LLM lineage; the names are those of the deployment file, without the k and in snake_case. y = S +
@@ -84,6 +87,9 @@ struct KernelSpec {
   /// Canonical JSON: sorted keys, no white space, every field. Equal specs give equal text on every machine.
   [[nodiscard]] std::string to_json() const;
 
+  /// The kernel that announces the calls of a group of that size. It has no hidden size, and one for all shapes.
+  [[nodiscard]] static KernelSpec call_check(int world_size, std::string arch);
+
   /// Throws Error(kInvalidArgument) naming the field, its value and what is allowed.
   void validate() const;
 
@@ -116,6 +122,7 @@ struct Deployment {
   DataType dtype = DataType::kBf16;
   std::int64_t max_tokens = 0;
   std::vector<std::string> arch;  ///< may be empty: the device at hand
+  bool checking = false;          ///< also the kernel that WorkspaceOptions::checking needs
   std::vector<Operation> operations;
 
   /// Reads and validates a file of at most 1 MiB. Throws Error(kNotFound, kIo) or Error(kInvalidInput) whose cause

@@ -151,7 +151,9 @@ std::string PlacedCase::check() const {
 }
 
 Ranks::Ranks(int world_size, std::uint64_t rotation_bytes, std::chrono::nanoseconds timeout)
-    : group_(world_size, {.rotation_bytes = rotation_bytes, .timeout = timeout}) {
+    : Ranks(world_size, {.rotation_bytes = rotation_bytes, .timeout = timeout}) {}
+
+Ranks::Ranks(int world_size, const WorkspaceOptions& options) : group_(world_size, options) {
   for (int rank = 0; rank < world_size; ++rank) streams_.emplace_back();
 }
 

@@ -324,10 +324,10 @@ __attribute__((visibility("default"))) void commfuse_test_limit_memory(std::size
 /// Calls that gave back what was not there.
 __attribute__((visibility("default"))) int commfuse_test_wrong_calls() { return shared_memory::g_wrong_calls; }
 
-/// Allocations, handles, mappings and reservations that were not given back.
+/// Allocations, handles, mappings, reservations and streams that were not given back.
 __attribute__((visibility("default"))) int commfuse_test_live_objects() {
   using namespace shared_memory;
-  return static_cast<int>(g_ranges.size() + g_handles.size() + g_reserved.size() + g_host.size());
+  return static_cast<int>(g_ranges.size() + g_handles.size() + g_reserved.size() + g_host.size()) + g_streams;
 }
 /// Mappings of other processes' memory.
 __attribute__((visibility("default"))) int commfuse_test_foreign_mappings() {

@@ -5,6 +5,9 @@
 
 namespace shared_memory {
 
+/// Streams that were made and not destroyed; they do nothing, but should not be forgotten either.
+inline int g_streams = 0;
+
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes);
 CUresult release(CUdeviceptr pointer);
 CUresult host_allocate(void** memory, std::size_t bytes, unsigned flags);

@@ -9,8 +9,8 @@
 
 #include "commfuse/error.hpp"
 #include "commfuse/planner.hpp"
-#include "device/params.cuh"
 #include "runtime/compiler.hpp"
+#include "runtime/generator.hpp"
 #include "runtime/parallel.hpp"
 #include "runtime/spec_names.hpp"
 #include "runtime/toolchain.hpp"
@@ -47,7 +47,7 @@ KernelSpec spec_of(Pattern pattern, const std::string& arch = "sm_90a") {
 
 void expect_usable(const KernelSpec& spec, const CompiledKernel& kernel) {
   EXPECT_EQ(kernel.facts.arch, arch_number(spec.arch)) << spec.name();
-  EXPECT_EQ(kernel.facts.param_bytes, sizeof(device::AllReduceParams)) << spec.name();
+  EXPECT_EQ(kernel.facts.param_bytes, parameter_bytes(spec)) << spec.name();
   EXPECT_GT(kernel.facts.code_bytes, 0u) << spec.name();
   // Registers are handed out to a warp in units of 256.
   const int per_warp = (kernel.facts.registers * 32 + 255) / 256 * 256;
@@ -76,8 +76,9 @@ TEST(EngineCompile, EveryPatternCompiles) {
 
 TEST(EngineCompile, EveryArchitectureCompiles) {
   for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"}) {
-    const KernelSpec spec = spec_of(Pattern::kResidualRmsNorm, arch);
-    expect_usable(spec, compile(nvrtc_for(arch), program_of(spec)));
+    for (const KernelSpec& spec : {spec_of(Pattern::kResidualRmsNorm, arch), KernelSpec::call_check(8, arch)}) {
+      expect_usable(spec, compile(nvrtc_for(arch), program_of(spec)));
+    }
   }
 }
 

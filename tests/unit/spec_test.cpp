@@ -185,6 +185,23 @@ TEST(KernelSpecValidate, RefusesWhatIsNoTarget) {
   }
 }
 
+TEST(KernelSpecCallCheck, IsOneKernelForEachWorldSizeWithoutOptions) {
+  for (int world_size = 1; world_size <= kMaxWorldSize; ++world_size) {
+    const KernelSpec spec = KernelSpec::call_check(world_size, "sm_90a");
+    EXPECT_EQ(refusal(spec), "");
+    EXPECT_EQ(spec.name(), "call_check_n" + std::to_string(world_size));
+    EXPECT_EQ(runtime::spec_from_json(spec.to_json()), spec);
+  }
+  for (const auto& change : kChanges) {
+    KernelSpec spec = KernelSpec::call_check(4, "sm_90a");
+    change(spec);
+    if (spec == KernelSpec::call_check(spec.world_size, "sm_90a")) continue;
+    EXPECT_NE(refusal(spec).find("call_check does not have"), std::string::npos) << spec.to_json();
+  }
+  EXPECT_NE(refusal(KernelSpec::call_check(17, "sm_90a")).find("world_size 17"), std::string::npos);
+  EXPECT_NE(refusal(KernelSpec::call_check(4, "sm_70")).find("arch"), std::string::npos);
+}
+
 TEST(SpecNames, EveryNumberHasOneName) {
   EXPECT_EQ(to_string(static_cast<Pattern>(1000)), "unknown");
   EXPECT_EQ(runtime::value_of<Pattern>("unknown"), std::nullopt);
