@@ -48,7 +48,6 @@ class ProcessWorkspace final : public WorkspaceState {
   void find_peers() noexcept {
     for (int rank = 0; rank < world_size_; ++rank) peer_buffer_[rank] = memory_.pointer(rank, rank_);
   }
-  [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
   /// Starts over at epoch 0, without a failure; calls are prepared for `generation` from now on. No call may be under
   /// way, and the rotation buffers must be empty.
   void restart(std::uint32_t generation) {
@@ -75,6 +74,7 @@ class ProcessWorkspace final : public WorkspaceState {
     buffers().abandon();
     control_memory_.abandon();
     mailbox_memory_.abandon();
+    abandon_stop_sender();
   }
 
  private:

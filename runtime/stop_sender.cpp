@@ -18,9 +18,14 @@ StopSender::~StopSender() {
   COMMFUSE_DRIVER_NOEXCEPT(cuStreamDestroy(stream_));
 }
 
+void StopSender::abandon() noexcept {
+  stream_ = nullptr;
+  word_.abandon();
+}
+
 void StopSender::send(std::span<const std::uint64_t> addresses) noexcept {
   const Driver* driver = driver_if_open();
-  if (driver == nullptr || driver->cuCtxPushCurrent(context_) != CUDA_SUCCESS) return;
+  if (stream_ == nullptr || driver == nullptr || driver->cuCtxPushCurrent(context_) != CUDA_SUCCESS) return;
   for (const std::uint64_t address : addresses) {
     if (address == 0) continue;
     COMMFUSE_DRIVER_NOEXCEPT(cuMemcpyHtoDAsync(address, word_.host(), sizeof(std::uint32_t), stream_));

@@ -23,6 +23,8 @@ class StopSender {
   /// Starts writing to each of `addresses` (0: skipped) and returns at once. Any thread, with any context current. Best
   /// effort: what the driver refuses is logged.
   void send(std::span<const std::uint64_t> addresses) noexcept;
+  /// The context has died, and what belonged to it: nothing is to be given back.
+  void abandon() noexcept;
 
  private:
   CUcontext context_ = nullptr;

@@ -150,6 +150,8 @@ Failure WorkspaceState::failure() const noexcept {
 
 void WorkspaceState::abort() noexcept {
   if (std::atomic_ref<device::u32>(mailbox_->abort).exchange(1, std::memory_order_acq_rel) != 0) return;
+  // Nobody waits, and there is no memory to write to.
+  if (is_suspended_) return;
   std::uint64_t addresses[device::kMaxWorldSize] = {};
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_ || peer_buffer_[peer] == 0) continue;

@@ -76,7 +76,8 @@ class Workspace {
   /// What the device reported so far. Reads pinned memory: costs nothing, waits for nothing, any thread.
   [[nodiscard]] virtual Failure failure() const noexcept = 0;
   /// Ends the waiting kernels of the whole group, now and later, with kAborted: those of this rank and, through a word
-  /// in their memory, those of all others. Returns at once. Any thread; a second call does nothing.
+  /// in their memory, those of all others. Returns at once. Any thread, but not while the group is made to grow,
+  /// sleep or wake; a second call does nothing.
   virtual void abort() noexcept = 0;
 
  protected:

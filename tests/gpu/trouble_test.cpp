@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "commfuse/engine.hpp"
+#include "commfuse/lamport.hpp"
 #include "gpu/captured_graph.hpp"
 #include "gpu/loopback.hpp"
 #include "runtime/driver.hpp"
@@ -272,6 +273,33 @@ TEST_F(TroubleOnGpu, AbortsOfAllRanksFromManyThreadsAtOnceAreOneAbort) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_LT(time_to_end(ranks), 2s);
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(ranks.workspace(rank).failure().code, Code::kAborted);
+}
+
+TEST_F(TroubleOnGpu, LamportInitializeFillsAnyNumberOfBytesAndNothingBehindThem) {
+  const StreamHandle stream;
+  const auto bytes_at = [](CUdeviceptr address, std::size_t count) {
+    std::vector<unsigned char> bytes(count);
+    COMMFUSE_DRIVER(cuMemcpyDtoH(bytes.data(), address, count));
+    return bytes;
+  };
+  constexpr std::uint64_t kLarge = (std::uint64_t{4} << 30) + (std::uint64_t{512} << 20);
+  runtime::DeviceBuffer memory(kLarge + 64);
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{3},
+                                    std::uint64_t{4}, std::uint64_t{37}, std::uint64_t{4096}, kLarge + 3}) {
+    // Around the end, and around 4 GiB where the buffer reaches as far.
+    memory.fill(0x5a5a5a5aU);
+    ASSERT_TRUE(lamport_initialize(memory.as<void>(), bytes, EmptyValue::kNegativeZero16, stream.get()).ok());
+    COMMFUSE_DRIVER(cuStreamSynchronize(stream.get()));
+    const std::uint64_t from = bytes < 32 ? 0 : bytes - 32;
+    const std::vector<unsigned char> end = bytes_at(memory.pointer() + from, 48);
+    for (std::uint64_t i = 0; i < end.size(); ++i) {
+      const std::uint64_t at = from + i;
+      EXPECT_EQ(end[i], at >= bytes ? 0x5a : at % 2 == 0 ? 0x00 : 0x80) << at << " of " << bytes;
+    }
+    if (bytes < kLarge) continue;
+    const std::vector<unsigned char> middle = bytes_at(memory.pointer() + (std::uint64_t{4} << 30) - 8, 16);
+    for (std::size_t i = 0; i < middle.size(); ++i) EXPECT_EQ(middle[i], i % 2 == 0 ? 0x00 : 0x80);
+  }
 }
 
 TEST_F(TroubleOnGpu, ACheckingWorkspaceRefusesAKernelSetWithoutTheAnnouncement) {
