@@ -108,6 +108,15 @@ Family family_of(const KernelSpec& spec) {
 }  // namespace
 
 std::string render_config(const KernelSpec& spec, std::string_view struct_name) {
+  if (spec.op == Op::kCallCheck) {
+    return fmt::format(R"(struct {name} {{
+  static constexpr commfuse::device::u32 kWorldSize = {world_size};
+  static constexpr commfuse::device::u32 kThreads = {threads};
+}};
+)",
+                       fmt::arg("name", struct_name), fmt::arg("world_size", spec.world_size),
+                       fmt::arg("threads", spec.threads));
+  }
   const PatternTraits traits = traits_of(spec.pattern);
   return fmt::format(
       R"(struct {name} {{

@@ -209,7 +209,7 @@ TEST_F(TroubleOnGpu, FiveHundredCallsOnTwoStreamsNeverHang) {
   for (const int rank : {0, 1}) {
     const Failure failure = ranks.workspace(rank).failure();
     // Where the streams took turns by chance, nothing was wrong.
-    if (failure.code != Code::kOk) EXPECT_EQ(failure.code, Code::kBusy) << failure.text();
+    EXPECT_TRUE(failure.code == Code::kOk || failure.code == Code::kBusy) << failure.text();
   }
   EXPECT_EQ(refused > 0,
             ranks.workspace(0).failure().code != Code::kOk || ranks.workspace(1).failure().code != Code::kOk);
