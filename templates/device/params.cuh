@@ -155,6 +155,6 @@ struct CallCheckParams {
   Vec16 header[kHeaderVectors];
 };
 
-static_assert(sizeof(CallCheckParams) == 400, "parameter layout");
+static_assert(sizeof(CallCheckParams) == 432, "parameter layout");
 
 }  // namespace commfuse::device
