@@ -5,8 +5,10 @@
 
 namespace shared_memory {
 
-/// Streams that were made and not destroyed; they do nothing, but should not be forgotten either.
-inline int g_streams = 0;
+/// Makes a stream, whose number is never given again. Streams do at once what they are told.
+CUresult stream_create(CUstream* stream, unsigned flags);
+CUresult stream_destroy(CUstream stream);
+CUresult stream_synchronize(CUstream stream);
 
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes);
 CUresult release(CUdeviceptr pointer);

@@ -96,18 +96,6 @@ CUresult context_id(CUcontext, unsigned long long* id) {
 CUresult push_context(CUcontext) { return g_ended ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; }
 CUresult pop_context(CUcontext*) { return CUDA_SUCCESS; }
 CUresult synchronize() { return CUDA_SUCCESS; }
-/// A stream does at once what it is told.
-CUresult stream_create(CUstream* stream, unsigned) {
-  *stream = reinterpret_cast<CUstream>(new int);
-  ++shared_memory::g_streams;
-  return CUDA_SUCCESS;
-}
-CUresult stream_destroy(CUstream stream) {
-  delete reinterpret_cast<int*>(stream);
-  --shared_memory::g_streams;
-  return CUDA_SUCCESS;
-}
-CUresult stream_synchronize(CUstream) { return CUDA_SUCCESS; }
 CUresult upload_async(CUdeviceptr pointer, const void* source, std::size_t bytes, CUstream) {
   return shared_memory::upload(pointer, source, bytes);
 }
