@@ -117,7 +117,7 @@ int bench(const Arguments& arguments, bool as_json) {
 
 void add_bench(CLI::App& app, Session& session) {
   CLI::App* command =
-      add_command(app, session, "bench", "Time a deployment's all-reduces, all ranks on one GPU",
+      add_command(app, session, "bench", "Time a deployment's operations, all ranks on one GPU",
                   "commfuse bench llama.json --tokens 1,16,2048 --patterns residual_rms_norm --json > times.json");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("FILE", arguments->file, "Deployment file")->required();

@@ -27,19 +27,20 @@ Pattern pattern_named(const std::string& name) {
 }  // namespace
 
 std::vector<BenchShape> chosen_shapes(const Deployment& deployment, const std::vector<std::string>& names,
-                                      const std::string& arch) {
+                                      const std::string& arch, std::optional<Op> only) {
   std::vector<Pattern> patterns;
   for (const std::string& name : names) patterns.push_back(pattern_named(name));
   std::vector<KernelSpec> kernels;
   for (const KernelSpec& kernel : deployment.kernels({arch})) {
     const bool wanted =
         patterns.empty() || std::find(patterns.begin(), patterns.end(), kernel.pattern) != patterns.end();
-    if (kernel.op == Op::kAllReduce && wanted) kernels.push_back(kernel);
+    if ((!only || kernel.op == *only) && wanted) kernels.push_back(kernel);
   }
   if (kernels.empty()) {
-    throw UsageError(Error(Code::kInvalidArgument,
-                           fmt::format("deployment '{}' has nothing to measure", deployment.name),
-                           "none of its all-reduces has one of the patterns that were asked for"));
+    throw UsageError(
+        Error(Code::kInvalidArgument, fmt::format("deployment '{}' has nothing to measure", deployment.name),
+              only ? fmt::format("it has no {} with one of the patterns that were asked for", to_string(*only))
+                   : "it has none of the patterns that were asked for"));
   }
   return shapes_of(kernels);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,10 @@
 
 namespace commfuse::cli {
 
-/// The deployment's all-reduces for `arch`, only those with one of the patterns called `names` unless there are none. A
-/// UsageError if a name is unknown or nothing is left.
+/// The deployment's operations for `arch` (of kind `only`, if that is given), only those with one of the patterns
+/// called `names` unless there are none. A UsageError if a name is unknown or nothing is left.
 [[nodiscard]] std::vector<BenchShape> chosen_shapes(const Deployment& deployment, const std::vector<std::string>& names,
-                                                    const std::string& arch);
+                                                    const std::string& arch, std::optional<Op> only = std::nullopt);
 
 /// Those given, else those of `usual` that the deployment allows. A UsageError for a number that it does not allow.
 [[nodiscard]] std::vector<std::int64_t> chosen_tokens(const Deployment& deployment,

@@ -65,7 +65,9 @@ std::optional<double> Published::best() const {
 }
 
 Published published_times(const KernelSpec& shape, std::int64_t tokens) {
-  if (shape.dtype != DataType::kBf16 || !shape.fp32_accumulate || shape.residual_scattered) return {};
+  if (shape.op != Op::kAllReduce || shape.dtype != DataType::kBf16 || !shape.fp32_accumulate ||
+      shape.residual_scattered)
+    return {};
   const auto column = std::find(kTokens.begin(), kTokens.end(), tokens);
   if (column == kTokens.end()) return {};
   for (const Row& row : kRows) {

@@ -43,15 +43,14 @@ std::string check_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, gpu::P
 
 double time_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, const gpu::PlacedCase& placed,
                  const LaunchOptions& launch, const RunOptions& options) {
-  std::vector<AllReduceTensors> tensors;
-  for (int rank = 0; rank < ranks.size(); ++rank) tensors.push_back(placed.tensors(rank));
+  std::vector<gpu::GroupOperation::Launch> launches;
+  for (int rank = 0; rank < ranks.size(); ++rank) launches.push_back(operation.prepare(rank, placed));
   const std::vector<CUstream> streams = streams_of(ranks);
   const Graph graph(streams, options.calls, [&](int call, std::size_t rank) {
     LaunchOptions mine = launch;
     // The first call of a stream has no kernel before it that it could overlap.
     mine.dependent_launch = launch.dependent_launch && call > 0;
-    const Status status =
-        operation.rank(static_cast<int>(rank)).launch(tensors[rank], placed.data().tokens, mine, streams[rank]);
+    const Status status = launches[rank](mine, streams[rank]);
     if (!status.ok()) throw Error(status.code, "cannot capture a call", status.text());
   });
   return microseconds_per_call(graph.replay(options.replays, streams[0]), kDroppedReplays, options.calls);
@@ -68,7 +67,7 @@ BenchData::BenchData(const KernelSpec& spec, std::int64_t tokens, std::int64_t l
 
 Measurement describe_call(gpu::GroupOperation& operation, const BenchShape& shape, std::int64_t tokens,
                           const LaunchOptions& launch) {
-  AllReduce& rank = operation.rank(0);
+  const FusedOperation& rank = operation.any(0);
   const bool registered = launch.algorithm == Algorithm::kDirect;
   const Plan plan = rank.plan(tokens, launch, registered);
   LaunchOptions free_choice = launch;
@@ -104,7 +103,7 @@ void measure_call(gpu::Ranks& ranks, gpu::GroupOperation& operation, BenchData& 
 
 std::vector<Measurement> measure_shape(const KernelSet& kernels, gpu::Ranks& ranks, const BenchShape& shape,
                                        const RunOptions& options) {
-  gpu::GroupOperation operation(kernels, ranks, gpu::kind_of(shape.spec));
+  gpu::GroupOperation operation(kernels, ranks, shape.spec);
   const std::uint64_t there = ranks.workspace(0).rotation_bytes();
   std::vector<Measurement> measurements;
   for (const std::int64_t tokens : options.tokens) {
@@ -133,20 +132,20 @@ HostCost measure_host_cost(const KernelSet& kernels, gpu::Ranks& ranks, const Be
                            const BenchKernel& empty) {
   constexpr int kBatches = 40;
   constexpr int kBatch = 20;
-  gpu::GroupOperation operation(kernels, ranks, gpu::kind_of(shape.spec));
+  gpu::GroupOperation operation(kernels, ranks, shape.spec);
   const gpu::PlacedCase placed(reference::make_case(shape.spec, tokens, reference::Values::kNormal, kSeed));
   const LaunchOptions options;
   const auto launch = [&](int rank) {
-    const AllReduceTensors tensors = placed.tensors(rank);
+    const gpu::GroupOperation::Launch prepared = operation.prepare(rank, placed);
     const auto start = std::chrono::steady_clock::now();
     for (int call = 0; call < kBatch; ++call) {
-      const Status status = operation.rank(rank).launch(tensors, tokens, options, ranks.stream(rank));
+      const Status status = prepared(options, ranks.stream(rank));
       if (!status.ok()) throw Error(status.code, "cannot launch", status.text());
     }
     return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / kBatch;
   };
-  const Plan plan = operation.rank(0).plan(tokens, options);
-  const KernelSpec& spec = operation.rank(0).kernels()[static_cast<std::size_t>(plan.kernel)];
+  const Plan plan = operation.any(0).plan(tokens, options);
+  const KernelSpec& spec = operation.any(0).kernels()[static_cast<std::size_t>(plan.kernel)];
   const RawLaunch raw{.blocks = plan.blocks,
                       .threads = static_cast<unsigned>(spec.threads),
                       .cluster = static_cast<unsigned>(spec.cluster)};

@@ -21,19 +21,23 @@ KernelSpec without_choice(KernelSpec spec) {
 
 /// Rows of a tensor on one rank; 0 for those that do not grow with the tokens.
 std::int64_t rows_of(const KernelSpec& spec, TensorId id, int rank, std::int64_t tokens) {
-  const std::int64_t own = tokens / spec.world_size + (rank < tokens % spec.world_size ? 1 : 0);
+  const std::int64_t own = reference::rows_of_rank(tokens, spec.world_size, rank).count;
+  const bool scatters = spec.op == Op::kReduceScatter;
   switch (id) {
     case TensorId::kIn:
+      return tokens;
+    case TensorId::kAddIn:
+      return own;
     case TensorId::kMixtureMax:
     case TensorId::kMixtureSum:
     case TensorId::kMixture:
     case TensorId::kOut:
     case TensorId::kNormOut:
     case TensorId::kQuantOut:
-      return tokens;
+      return scatters ? own : tokens;
     case TensorId::kResidualIn:
     case TensorId::kResidualOut:
-      return spec.residual_scattered ? own : tokens;
+      return spec.residual_scattered || scatters ? own : tokens;
     case TensorId::kPartialNormOut:
       return own;
     default:
@@ -87,14 +91,17 @@ std::uint64_t device_bytes_needed(const KernelSpec& spec, std::int64_t tokens, s
 reference::Case enlarge_case(const reference::Case& small, std::int64_t tokens) {
   reference::Case large = small;
   large.tokens = tokens;
-  large.scale_stride = (tokens + 3) / 4 * 4;
   for (std::size_t rank = 0; rank < large.ranks.size(); ++rank) {
+    large.rows[rank] = reference::rows_of_rank(tokens, small.spec.world_size, static_cast<int>(rank));
+    const std::int64_t written = rows_of(small.spec, TensorId::kQuantOut, static_cast<int>(rank), tokens);
+    large.scale_strides[rank] = (written + 3) / 4 * 4;
     for (std::size_t i = 0; i < large.ranks[rank].size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       reference::CaseTensor& tensor = large.ranks[rank][i];
       if (!tensor.used) continue;
       if (id == TensorId::kScaleOut) {
-        tensor.bytes.assign(scale_bytes(gpu::kind_of(small.spec), tokens, large.scale_stride), reference::kPoison);
+        tensor.bytes.assign(scale_bytes(gpu::kind_of(small.spec), written, large.scale_strides[rank]),
+                            reference::kPoison);
         continue;
       }
       const std::int64_t rows = rows_of(small.spec, id, static_cast<int>(rank), small.tokens);

@@ -14,13 +14,15 @@ std::uint64_t unavoidable_bytes(const KernelSpec& shape, std::int64_t tokens) {
 
   std::uint64_t once = 0;                // moved by one rank for all, or shared out among them
   std::uint64_t on_every_rank = matrix;  // the input
+  std::uint64_t& results = shape.op == Op::kReduceScatter ? once : on_every_rank;
+  if (traits.add) once += matrix;
   if (traits.residual) {
     once += matrix;
-    (shape.residual_scattered ? once : on_every_rank) += matrix;
+    (shape.residual_scattered ? once : results) += matrix;
   }
   if (traits.norm == device::Norm::kAttentionResidual) once += elements * sizeof(float) + rows * 2 * sizeof(float);
   const bool sum_out = traits.norm == device::Norm::kNone || traits.norm == device::Norm::kLatent;
-  if (sum_out || traits.norm_out) on_every_rank += matrix;
+  if (sum_out || traits.norm_out) results += matrix;
   if (traits.partial_out) once += matrix;
   if (traits.quantizer != device::Quantizer::kNone) {
     AllReduceKind kind;
@@ -29,7 +31,7 @@ std::uint64_t unavoidable_bytes(const KernelSpec& shape, std::int64_t tokens) {
     kind.hidden_size = shape.hidden_size;
     kind.quant_layout = shape.quant_layout;
     kind.group_size = shape.group_size;
-    on_every_rank += elements / (traits.quantizer == device::Quantizer::kFp4 ? 2 : 1) + scale_bytes(kind, tokens);
+    results += elements / (traits.quantizer == device::Quantizer::kFp4 ? 2 : 1) + scale_bytes(kind, tokens);
   }
   return on_every_rank * ranks + once;
 }

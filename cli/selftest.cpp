@@ -136,7 +136,7 @@ Outcome run_on_gpu(const Deployment& deployment, const Arguments& arguments) {
     for (const std::int64_t count : tokens) {
       ++seed;
       outcome.rows.push_back(timed(spec, count, [&]() -> std::string {
-        gpu::GroupOperation operation(kernel, ranks, gpu::kind_of(spec));
+        gpu::GroupOperation operation(kernel, ranks, spec);
         gpu::PlacedCase placed(reference::make_case(spec, count, reference::Values::kNormal, seed));
         LaunchOptions options = gpu::options_of(placed.data());
         if (std::string refused = operation.launch(placed, options); !refused.empty()) return refused;

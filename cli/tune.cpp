@@ -244,7 +244,7 @@ int tune(const Arguments& arguments, bool as_json) {
   const std::vector<std::int64_t> tokens = chosen_tokens(deployment, arguments.tokens, usual);
   TableFile out(arguments.out);
   const gpu::DeviceContext context;
-  const std::vector<BenchShape> shapes = representatives(chosen_shapes(deployment, {}, current_arch()));
+  const std::vector<BenchShape> shapes = representatives(chosen_shapes(deployment, {}, current_arch(), Op::kAllReduce));
   std::vector<KernelSpec> kernels;
   for (const BenchShape& shape : shapes) kernels.insert(kernels.end(), shape.kernels.begin(), shape.kernels.end());
 

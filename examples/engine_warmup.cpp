@@ -32,7 +32,7 @@ void serve(const Deployment& deployment) {
   const example::Context context;
 
   // Everything that can fail or take long happens here, before the engine reports itself ready.
-  const commfuse::KernelSet kernels = commfuse::KernelSet::warm_up(deployment);
+  commfuse::KernelSet kernels = commfuse::KernelSet::warm_up(deployment);
   std::printf("warm: %d kernels from the cache, %d compiled, in %.0f ms\n", kernels.report().hits,
               kernels.report().compiled, kernels.report().milliseconds);
   commfuse::LoopbackGroup group(deployment.world_size, {.rotation_bytes = required_rotation_bytes(deployment)});
@@ -52,6 +52,9 @@ void serve(const Deployment& deployment) {
                                                             .dtype = deployment.dtype,
                                                             .hidden_size = deployment.hidden_size});
   }
+
+  // Ready. From here on a kernel that nobody thought of is an error, and not a compilation that all ranks wait for.
+  kernels.seal();
 
   // A step of the model: here just the fused all-reduce, in place on the residual.
   const auto step = [&] {

@@ -52,6 +52,7 @@ int all_reduce(const commfuse::LaunchInfo& launch, commfuse::Exchange& exchange)
   const example::Context context(example::device_of(launch.local_rank >= 0 ? launch.local_rank : launch.rank));
   const auto specs = kernels_for(exchange.size());
   const commfuse::KernelSet kernels = commfuse::KernelSet::warm_up(specs);
+  agree_on_kernels(exchange, kernels.report(), kPatience);
   std::uint64_t bytes = 0;
   for (const commfuse::KernelSpec& spec : specs) bytes = std::max(bytes, required_rotation_bytes(spec, kTokens));
 

@@ -5,12 +5,15 @@
 #include <array>
 #include <bit>
 
+#include "runtime/pattern.hpp"
+
 namespace commfuse::runtime {
 namespace {
 
 constexpr std::array<std::string_view, device::kCallWords> kNames = {
-    "generation", "epoch",   "epoch", "operation",     "dtype", "hidden_size",
-    "tokens",     "options", "width", "rows of ranks", "eps",   "algorithm"};
+    "generation",  "epoch",    "epoch",   "operation", "dtype",
+    "hidden_size", "tokens",   "options", "width",     "rows of ranks or registered tensors",
+    "eps",         "algorithm"};
 
 /// Bits of the word of options. The layout of scales is a number of two bits above them.
 enum Option : std::uint32_t {
@@ -39,13 +42,14 @@ std::string describe_options(std::uint32_t bits) {
 
 }  // namespace
 
-std::string_view operation_name(std::uint32_t code) noexcept {
-  const auto op = static_cast<Op>(code >> 8);
-  return op == Op::kAllReduce ? to_string(static_cast<Pattern>(code & 0xff)) : to_string(op);
+std::string operation_name(std::uint32_t word) {
+  const std::string_view op = to_string(op_of(word));
+  const std::string_view pattern = to_string(pattern_of(word));
+  return op == pattern ? std::string(op) : fmt::format("{} {}", op, pattern);
 }
 
-CallHeader::CallHeader(const KernelSpec& spec, std::int64_t tokens, float eps) noexcept {
-  word[device::kOperationWord] = operation_code(spec.op, spec.pattern);
+CallHeader::CallHeader(const KernelSpec& spec, std::int64_t tokens, std::uint32_t rows_of_ranks, float eps) noexcept {
+  word[device::kOperationWord] = operation_word(spec.op, spec.pattern);
   word[device::kDtypeWord] = static_cast<device::u32>(spec.dtype);
   word[device::kHiddenSizeWord] = static_cast<device::u32>(spec.hidden_size);
   word[device::kTokensWord] = static_cast<device::u32>(tokens);
@@ -55,6 +59,7 @@ CallHeader::CallHeader(const KernelSpec& spec, std::int64_t tokens, float eps) n
       static_cast<std::uint32_t>(spec.quant_layout) << kLayoutShift;
   // No pattern has both.
   word[device::kWidthWord] = static_cast<device::u32>(spec.group_size + spec.latent_width);
+  word[device::kRowsWord] = rows_of_ranks;
   word[device::kEpsWord] = std::bit_cast<device::u32>(eps);
   word[device::kAlgorithmWord] = static_cast<device::u32>(spec.algorithm);
 }
@@ -64,7 +69,7 @@ std::string_view call_word_name(std::uint32_t word) noexcept {
 }
 
 std::string describe_call_word(std::string_view name, std::uint32_t value) {
-  if (name == "operation") return std::string(operation_name(value));
+  if (name == "operation") return operation_name(value);
   if (name == "dtype") return std::string(to_string(static_cast<DataType>(value)));
   if (name == "algorithm") return std::string(to_string(static_cast<Algorithm>(value)));
   if (name == "options") return describe_options(value);

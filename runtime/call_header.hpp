@@ -10,18 +10,15 @@
 
 namespace commfuse::runtime {
 
-/// The number by which kernels know an operation (AllReduceParams::operation).
-[[nodiscard]] constexpr std::uint32_t operation_code(Op op, Pattern pattern) noexcept {
-  return static_cast<std::uint32_t>(op) << 8 | static_cast<std::uint32_t>(pattern);
-}
-/// Its name, for messages.
-[[nodiscard]] std::string_view operation_name(std::uint32_t code) noexcept;
+/// The name of an operation with its pattern, for messages; `word` as operation_word() makes it.
+[[nodiscard]] std::string operation_name(std::uint32_t word);
 
-/// The header of a call of `spec`. Its words of generation and epoch are left to the kernel.
+/// The header of a call of `spec`; `rows_of_ranks` stands for runs of rows that are not balanced (0: they are). Its
+/// words of generation and epoch are left to the kernel.
 struct CallHeader {
   device::u32 word[device::kCallWords] = {};
 
-  CallHeader(const KernelSpec& spec, std::int64_t tokens, float eps) noexcept;
+  CallHeader(const KernelSpec& spec, std::int64_t tokens, std::uint32_t rows_of_ranks, float eps) noexcept;
 };
 
 /// The name of a word of the header ("hidden_size"); empty for a number that is none. kEpochHighWord is "epoch" too.

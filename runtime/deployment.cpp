@@ -12,6 +12,7 @@
 #include "runtime/deployment_file.hpp"
 #include "runtime/deployment_json.hpp"
 #include "runtime/deployment_schema.hpp"
+#include "runtime/spec_json.hpp"
 #include "runtime/spec_names.hpp"
 
 namespace commfuse {
@@ -139,6 +140,11 @@ void check_meaning(const Deployment& deployment, std::string_view origin) {
         refuse(origin, pointer, std::to_string(hidden_sizes[j]),
                fmt::format("multiples of {} for {} (rows of whole 16-byte vectors)", multiple, to_string(dtype)));
       }
+    }
+    for (std::size_t j = 0; j < operation.patterns.size(); ++j) {
+      if (pattern_code(operation.op, operation.patterns[j]) >= 0) continue;
+      refuse(origin, fmt::format("/operations/{}/patterns/{}", i, j), to_string(operation.patterns[j]),
+             runtime::patterns_text(operation.op));
     }
     const auto at_least_one = [](std::size_t count) { return std::max<std::size_t>(count, 1); };
     shapes += static_cast<std::int64_t>(

@@ -82,30 +82,22 @@ std::string_view layout_name(QuantLayout layout) {
   throw Error(Code::kInternal, "the generator does not know a layout", fmt::format("number {}", int(layout)));
 }
 
-/// A kernel family: where its template is and what it is called there.
-struct Family {
-  std::string_view header;
-  std::string_view function;
-  std::string_view params;
-  std::size_t params_size;
-};
-
-Family family_of(const KernelSpec& spec) {
-  if (spec.op == Op::kCallCheck) {
-    return {"call_check.cuh", "call_check", "CallCheckParams", sizeof(device::CallCheckParams)};
-  }
-  switch (spec.algorithm) {
-    case Algorithm::kOneShot:
-      return {"all_reduce.cuh", "all_reduce_one_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
-    case Algorithm::kTwoShot:
-    case Algorithm::kDirect:
-      return {"all_reduce_two_shot.cuh", "all_reduce_two_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
-  }
-  throw Error(Code::kInternal, "the generator does not know an algorithm",
-              fmt::format("number {}", int(spec.algorithm)));
-}
-
 }  // namespace
+
+TemplateEntry template_of(const KernelSpec& spec) {
+  switch (spec.op) {
+    case Op::kAllReduce:
+      if (spec.algorithm == Algorithm::kOneShot) {
+        return {"all_reduce.cuh", "all_reduce_one_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
+      }
+      return {"all_reduce_two_shot.cuh", "all_reduce_two_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
+    case Op::kCallCheck:
+      return {"call_check.cuh", "call_check", "CallCheckParams", sizeof(device::CallCheckParams)};
+    case Op::kReduceScatter:
+      return {"reduce_scatter.cuh", "reduce_scatter", "ReduceScatterParams", sizeof(device::ReduceScatterParams)};
+  }
+  throw Error(Code::kInternal, "the generator does not know an operation", fmt::format("number {}", int(spec.op)));
+}
 
 std::string render_config(const KernelSpec& spec, std::string_view struct_name) {
   if (spec.op == Op::kCallCheck) {
@@ -125,9 +117,11 @@ std::string render_config(const KernelSpec& spec, std::string_view struct_name) 
   static constexpr commfuse::device::Type kType = commfuse::device::Type::{type};
   static constexpr bool kFp32Accumulate = {fp32_accumulate};
   static constexpr commfuse::device::Norm kNorm = commfuse::device::Norm::{norm};
+  static constexpr bool kAdd = {add};
   static constexpr bool kResidual = {residual};
   static constexpr bool kResidualScattered = {residual_scattered};
   static constexpr bool kNormOut = {norm_out};
+  static constexpr bool kNormOutOptional = {norm_out_optional};
   static constexpr bool kPartialOut = {partial_out};
   static constexpr commfuse::device::Quantizer kQuantizer = commfuse::device::Quantizer::{quantizer};
   static constexpr commfuse::device::ScaleLayout kScaleLayout = commfuse::device::ScaleLayout::{scale_layout};
@@ -142,19 +136,18 @@ std::string render_config(const KernelSpec& spec, std::string_view struct_name) 
 )",
       fmt::arg("name", struct_name), fmt::arg("world_size", spec.world_size), fmt::arg("hidden_size", spec.hidden_size),
       fmt::arg("type", type_name(spec.dtype)), fmt::arg("fp32_accumulate", spec.fp32_accumulate),
-      fmt::arg("norm", norm_name(traits.norm)), fmt::arg("residual", traits.residual),
+      fmt::arg("norm", norm_name(traits.norm)), fmt::arg("add", traits.add), fmt::arg("residual", traits.residual),
       fmt::arg("residual_scattered", spec.residual_scattered), fmt::arg("norm_out", traits.norm_out),
-      fmt::arg("partial_out", traits.partial_out), fmt::arg("quantizer", quantizer_name(traits.quantizer)),
-      fmt::arg("scale_layout", layout_name(spec.quant_layout)), fmt::arg("group_columns", spec.group_size),
-      fmt::arg("gamma_type", type_name(spec.gamma_dtype)), fmt::arg("weight_bias", spec.weight_bias),
-      fmt::arg("latent_width", spec.latent_width), fmt::arg("threads", spec.threads), fmt::arg("cluster", spec.cluster),
+      fmt::arg("norm_out_optional", has_optional_norm_out(spec)), fmt::arg("partial_out", traits.partial_out),
+      fmt::arg("quantizer", quantizer_name(traits.quantizer)), fmt::arg("scale_layout", layout_name(spec.quant_layout)),
+      fmt::arg("group_columns", spec.group_size), fmt::arg("gamma_type", type_name(spec.gamma_dtype)),
+      fmt::arg("weight_bias", spec.weight_bias), fmt::arg("latent_width", spec.latent_width),
+      fmt::arg("threads", spec.threads), fmt::arg("cluster", spec.cluster),
       fmt::arg("direct", spec.algorithm == Algorithm::kDirect));
 }
 
-std::size_t parameter_bytes(const KernelSpec& spec) { return family_of(spec).params_size; }
-
 std::string render_source(const KernelSpec& spec) {
-  const Family family = family_of(spec);
+  const TemplateEntry entry = template_of(spec);
   return fmt::format(R"(#include "{header}"
 
 {config}
@@ -165,10 +158,10 @@ extern "C" __global__ void __launch_bounds__({threads}, {min_blocks})
   commfuse::device::{function}<Config>(params);
 }}
 )",
-                     fmt::arg("header", family.header), fmt::arg("config", render_config(spec, "Config")),
-                     fmt::arg("params", family.params), fmt::arg("params_size", family.params_size),
+                     fmt::arg("header", entry.header), fmt::arg("config", render_config(spec, "Config")),
+                     fmt::arg("params", entry.params), fmt::arg("params_size", entry.params_size),
                      fmt::arg("threads", spec.threads), fmt::arg("min_blocks", resident_blocks_per_sm(spec.threads)),
-                     fmt::arg("name", spec.name()), fmt::arg("function", family.function));
+                     fmt::arg("name", spec.name()), fmt::arg("function", entry.function));
 }
 
 }  // namespace commfuse::runtime

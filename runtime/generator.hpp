@@ -9,12 +9,18 @@
 
 namespace commfuse::runtime {
 
+/// Where a kernel's template is, and what it is called there.
+struct TemplateEntry {
+  std::string_view header;    ///< as an include names it
+  std::string_view function;  ///< in namespace commfuse::device
+  std::string_view params;    ///< the parameter block, there too
+  std::size_t params_size = 0;
+};
+[[nodiscard]] TemplateEntry template_of(const KernelSpec& spec);
+
 /// The spec's constants as a struct, as the templates expect them (templates/device/types.cuh shows one). The
 /// simulator's list of configurations is made with it too.
 [[nodiscard]] std::string render_config(const KernelSpec& spec, std::string_view struct_name);
-
-/// Size of the parameter block that the kernel takes.
-[[nodiscard]] std::size_t parameter_bytes(const KernelSpec& spec);
 
 /// The whole translation unit: the template's include, the constants, one `extern "C"` kernel called spec.name().
 /// Specs that differ in more than `arch` give

@@ -101,7 +101,7 @@ KernelImage load_kernel(const KernelSpec& spec, std::string key, std::string_vie
   KernelImage image{.spec = spec, .key = std::move(key), .library = Library(cubin, name)};
   CUkernel kernel = nullptr;
   COMMFUSE_DRIVER(cuLibraryGetKernel(&kernel, image.library.get(), name.c_str()));
-  check_parameters(name, kernel, cubin, parameter_bytes(spec));
+  check_parameters(name, kernel, cubin, template_of(spec).params_size);
   COMMFUSE_DRIVER(cuKernelGetFunction(&image.function, kernel));
   // Older drivers load for the attributes and the occupancy below.
   if (driver().cuFuncLoad != nullptr) COMMFUSE_DRIVER(cuFuncLoad(image.function));

@@ -2,6 +2,10 @@
 // the planner read.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <span>
+
 #include "commfuse/spec.hpp"
 #include "device/types.cuh"
 
@@ -11,6 +15,7 @@ struct PatternTraits {
   device::Norm norm = device::Norm::kRms;
   device::Quantizer quantizer = device::Quantizer::kNone;
   bool residual = true;      ///< reads residual_in, writes residual_out
+  bool add = false;          ///< reads add_in
   bool norm_out = true;      ///< writes the normalised rows
   bool partial_out = false;  ///< writes the normalised own rows
 };
@@ -49,8 +54,92 @@ struct PatternTraits {
       return {.residual = false};
     case Pattern::kResidualRmsPrePostNorm:
       return {.norm = Norm::kPreAndPost};
+    case Pattern::kReduceScatter:
+      return {.norm = Norm::kNone, .residual = false, .norm_out = false};
+    case Pattern::kAddResidualRmsNorm:
+      return {.add = true};
+    case Pattern::kAddResidualRmsNormFp8Block:
+      return {.quantizer = Quantizer::kFp8Block, .add = true, .norm_out = false};
   }
   return {};
+}
+
+/// A pattern of an operation and its code (commfuse::pattern_code).
+struct CodedPattern {
+  Pattern pattern;
+  int code;
+};
+
+/// In the order of the codes.
+inline constexpr std::array kAllReducePatterns = {
+    CodedPattern{Pattern::kAllReduce, 0},
+    CodedPattern{Pattern::kResidualRmsNorm, 1},
+    CodedPattern{Pattern::kResidualRmsNormFp8, 2},
+    CodedPattern{Pattern::kResidualRmsNormFp4, 3},
+    CodedPattern{Pattern::kResidualRmsNormOutFp8, 4},
+    CodedPattern{Pattern::kResidualRmsNormOutFp4, 5},
+    CodedPattern{Pattern::kResidualRmsNormFp8Block, 6},
+    CodedPattern{Pattern::kResidualRmsNormPartialOutFp8Block, 7},
+    CodedPattern{Pattern::kResidualRmsNormPartialOut, 8},
+    CodedPattern{Pattern::kAttnResCombine, 9},
+    CodedPattern{Pattern::kLatentNorm, 10},
+    CodedPattern{Pattern::kResidualRmsNormFp8Token, 11},
+    CodedPattern{Pattern::kResidualRmsNormFp8Group, 12},
+    CodedPattern{Pattern::kRmsNorm, 13},
+    CodedPattern{Pattern::kResidualRmsPrePostNorm, 14},
+};
+inline constexpr std::array kReduceScatterPatterns = {
+    CodedPattern{Pattern::kReduceScatter, 0},
+    CodedPattern{Pattern::kResidualRmsNorm, 1},
+    CodedPattern{Pattern::kResidualRmsNormFp8, 2},
+    CodedPattern{Pattern::kResidualRmsNormFp4, 3},
+    CodedPattern{Pattern::kResidualRmsNormOutFp8, 4},
+    CodedPattern{Pattern::kResidualRmsNormOutFp4, 5},
+    CodedPattern{Pattern::kResidualRmsNormFp8Block, 6},
+    CodedPattern{Pattern::kAddResidualRmsNormFp8Block, 7},
+    CodedPattern{Pattern::kAddResidualRmsNorm, 8},
+    CodedPattern{Pattern::kResidualRmsNormFp8Token, 11},
+    CodedPattern{Pattern::kResidualRmsNormFp8Group, 12},
+    CodedPattern{Pattern::kRmsNorm, 13},
+    CodedPattern{Pattern::kResidualRmsPrePostNorm, 14},
+};
+
+[[nodiscard]] constexpr std::span<const CodedPattern> coded_patterns(Op op) noexcept {
+  switch (op) {
+    case Op::kAllReduce:
+      return kAllReducePatterns;
+    case Op::kReduceScatter:
+      return kReduceScatterPatterns;
+    case Op::kCallCheck:
+      break;
+  }
+  return {};
+}
+
+/// What the parameter block and the mailbox call an operation with its pattern.
+[[nodiscard]] constexpr std::uint32_t operation_word(Op op, Pattern pattern) noexcept {
+  return static_cast<std::uint32_t>(op) << 16 | static_cast<std::uint32_t>(pattern);
+}
+[[nodiscard]] constexpr Op op_of(std::uint32_t operation_word) noexcept {
+  return static_cast<Op>(operation_word >> 16);
+}
+[[nodiscard]] constexpr Pattern pattern_of(std::uint32_t operation_word) noexcept {
+  return static_cast<Pattern>(operation_word & 0xffffu);
+}
+
+/// The algorithms that an operation has kernels for.
+inline constexpr std::array kAllReduceAlgorithms = {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kDirect};
+inline constexpr std::array kOneAlgorithm = {Algorithm::kOneShot};
+[[nodiscard]] constexpr std::span<const Algorithm> algorithms_of(Op op) noexcept {
+  if (op == Op::kAllReduce) return kAllReduceAlgorithms;
+  return kOneAlgorithm;
+}
+
+/// Whether a kernel writes the normalised rows where the call has a place for them, though its pattern does not name
+/// them. (The interfaces that reduce-scatter patterns come from write them always.)
+[[nodiscard]] constexpr bool has_optional_norm_out(const KernelSpec& spec) noexcept {
+  const PatternTraits traits = traits_of(spec.pattern);
+  return spec.op == Op::kReduceScatter && traits.norm != device::Norm::kNone && !traits.norm_out;
 }
 
 /// Columns that share one scale; 1 where the whole row or tensor does.

@@ -55,7 +55,10 @@ std::int64_t resident_blocks(const KernelSpec& spec, const PlanRequest& request,
 
 /// Blocks or clusters that would each have one piece of work.
 std::int64_t teams_wanted(const KernelSpec& spec, std::int64_t tokens) noexcept {
-  if (spec.algorithm != Algorithm::kOneShot) return (tokens + spec.world_size - 1) / spec.world_size;
+  // The tokens of one rank only.
+  if (spec.op == Op::kReduceScatter || spec.algorithm != Algorithm::kOneShot) {
+    tokens = (tokens + spec.world_size - 1) / spec.world_size;
+  }
   if (works_on_rows(spec)) return tokens;
   return (tokens * vectors_per_row(spec) + spec.threads - 1) / spec.threads;
 }
@@ -95,6 +98,10 @@ Algorithm choose_algorithm(const PlanRequest& request, const DeviceCaps& caps) n
 }
 
 std::string_view reason_of(const KernelSpec& spec) noexcept {
+  if (spec.op == Op::kReduceScatter) {
+    if (!works_on_rows(spec)) return "one vector of this rank's tokens per thread";
+    return spec.cluster > 1 ? "one cluster per token of this rank" : "one block per token of this rank";
+  }
   switch (spec.algorithm) {
     case Algorithm::kOneShot:
       if (!works_on_rows(spec)) return "one-shot: one vector per thread";
@@ -107,8 +114,9 @@ std::string_view reason_of(const KernelSpec& spec) noexcept {
   return {};
 }
 
-std::string_view reason_of_limit(Algorithm algorithm) noexcept {
-  switch (algorithm) {
+std::string_view reason_of_limit(const KernelSpec& spec) noexcept {
+  if (spec.op != Op::kAllReduce) return "as many blocks as can be resident together on all ranks of the device";
+  switch (spec.algorithm) {
     case Algorithm::kOneShot:
       return "one-shot: as many blocks as can be resident together on all ranks of the device";
     case Algorithm::kTwoShot:
@@ -127,7 +135,7 @@ void choose_blocks(const PlanRequest& request, const DeviceCaps& caps, std::int6
   std::int64_t blocks = teams_wanted(spec, request.tokens) * cluster;
   if (blocks > resident) {
     blocks = resident;
-    result.reason = reason_of_limit(spec.algorithm);
+    result.reason = reason_of_limit(spec);
   }
   if (cap > 0 && blocks > cap) {
     blocks = cap;

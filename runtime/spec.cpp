@@ -1,10 +1,13 @@
 #include "commfuse/spec.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "commfuse/error.hpp"
 #include "runtime/pattern.hpp"
@@ -67,7 +70,7 @@ void require_known(Enum value, std::string_view field) {
 void require_normalised(const KernelSpec& spec) {
   if (spec == spec.normalised()) return;
   const std::string owner =
-      spec.op == Op::kAllReduce ? fmt::format("pattern {}", to_string(spec.pattern)) : std::string(to_string(spec.op));
+      spec.op != Op::kCallCheck ? fmt::format("pattern {}", to_string(spec.pattern)) : std::string(to_string(spec.op));
   throw Error(Code::kInvalidArgument, fmt::format("kernel spec: an option that {} does not have is set", owner),
               fmt::format("found {}", spec.to_json()), fmt::format("use {}", spec.normalised().to_json()));
 }
@@ -109,6 +112,39 @@ std::string_view to_string(Pattern pattern) noexcept { return name_or_unknown(pa
 std::string_view to_string(Algorithm algorithm) noexcept { return name_or_unknown(algorithm); }
 std::string_view to_string(DataType dtype) noexcept { return name_or_unknown(dtype); }
 std::string_view to_string(QuantLayout layout) noexcept { return name_or_unknown(layout); }
+
+std::span<const Pattern> patterns(Op op) noexcept {
+  static constexpr auto kPlain = []<std::size_t kCount>(const std::array<runtime::CodedPattern, kCount>& coded) {
+    std::array<Pattern, kCount> plain{};
+    for (std::size_t i = 0; i < kCount; ++i) plain[i] = coded[i].pattern;
+    return plain;
+  };
+  static constexpr auto kAllReduce = kPlain(runtime::kAllReducePatterns);
+  static constexpr auto kReduceScatter = kPlain(runtime::kReduceScatterPatterns);
+  switch (op) {
+    case Op::kAllReduce:
+      return kAllReduce;
+    case Op::kReduceScatter:
+      return kReduceScatter;
+    case Op::kCallCheck:
+      break;
+  }
+  return {};
+}
+
+int pattern_code(Op op, Pattern pattern) noexcept {
+  for (const runtime::CodedPattern& coded : runtime::coded_patterns(op)) {
+    if (coded.pattern == pattern) return coded.code;
+  }
+  return -1;
+}
+
+std::optional<Pattern> pattern_of_code(Op op, int code) noexcept {
+  for (const runtime::CodedPattern& coded : runtime::coded_patterns(op)) {
+    if (coded.code == code) return coded.pattern;
+  }
+  return std::nullopt;
+}
 
 int size_of(DataType dtype) noexcept { return dtype == DataType::kFp32 ? 4 : 2; }
 
@@ -152,12 +188,14 @@ KernelSpec KernelSpec::normalised() const {
   const KernelSpec defaults;
   KernelSpec spec = *this;
   if (dtype == DataType::kFp32) spec.fp32_accumulate = true;
+  if (runtime::algorithms_of(op).size() == 1) spec.algorithm = runtime::algorithms_of(op).front();
   // The mixture's weights are of the activation type, as the models that have one store them.
   const bool plain_weights = traits.norm == device::Norm::kNone || traits.norm == device::Norm::kAttentionResidual;
   if (plain_weights || dtype == DataType::kFp32) spec.gamma_dtype = dtype;
   if (plain_weights) spec.weight_bias = defaults.weight_bias;
   // A scattered residual is part of the sum; a norm of the sum alone does not go with it.
-  if (!traits.residual || traits.norm == device::Norm::kPreAndPost) {
+  // A reduce-scatter has own rows only.
+  if (!traits.residual || traits.norm == device::Norm::kPreAndPost || op != Op::kAllReduce) {
     spec.residual_scattered = defaults.residual_scattered;
   }
   if (traits.quantizer != device::Quantizer::kFp4) spec.quant_layout = defaults.quant_layout;
@@ -192,6 +230,9 @@ std::string KernelSpec::to_json() const {
 void KernelSpec::validate() const {
   require_known(op, "op");
   require_known(pattern, "pattern");
+  if (op != Op::kCallCheck && pattern_code(op, pattern) < 0) {
+    refuse("pattern", std::string(to_string(pattern)), runtime::patterns_text(op));
+  }
   require_known(algorithm, "algorithm");
   require_known(dtype, "dtype");
   require(world_size >= 1 && world_size <= kMaxWorldSize, "world_size", world_size, "1 to 16");
@@ -237,6 +278,12 @@ void KernelSpec::validate() const {
   require(cluster == 1 || cluster == 2 || cluster == 4 || cluster == 8, "cluster", cluster, "1, 2, 4 or 8");
   const int number = require_arch(*this);
   if (cluster > 1 && number < 90) refuse("cluster", std::to_string(cluster), "1 before sm_90");
+}
+
+std::string runtime::patterns_text(Op op) {
+  std::vector<std::string_view> names;
+  for (const Pattern pattern : patterns(op)) names.push_back(to_string(pattern));
+  return fmt::format("the patterns of {}: {}", to_string(op), fmt::join(names, ", "));
 }
 
 KernelSpec runtime::spec_from_json(std::string_view text) {

@@ -23,6 +23,7 @@ inline constexpr int kNames = 0;
 template <>
 inline constexpr std::array kNames<Op> = {
     Named<Op>{Op::kAllReduce, "all_reduce"},
+    Named<Op>{Op::kReduceScatter, "reduce_scatter"},
     Named<Op>{Op::kCallCheck, "call_check"},
 };
 
@@ -43,6 +44,9 @@ inline constexpr std::array kNames<Pattern> = {
     Named<Pattern>{Pattern::kResidualRmsNormFp8Group, "residual_rms_norm_fp8_group"},
     Named<Pattern>{Pattern::kRmsNorm, "rms_norm"},
     Named<Pattern>{Pattern::kResidualRmsPrePostNorm, "residual_rms_pre_post_norm"},
+    Named<Pattern>{Pattern::kReduceScatter, "reduce_scatter"},
+    Named<Pattern>{Pattern::kAddResidualRmsNorm, "add_residual_rms_norm"},
+    Named<Pattern>{Pattern::kAddResidualRmsNormFp8Block, "add_residual_rms_norm_fp8_block"},
 };
 
 template <>

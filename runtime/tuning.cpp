@@ -229,6 +229,7 @@ bool TuningTable::applies_to(std::string_view device_name, const DeviceCaps& cap
 }
 
 const TuningEntry* TuningTable::find(const KernelSpec& shape) const noexcept {
+  if (shape.op != Op::kAllReduce) return nullptr;  // nothing else is measured
   const PatternClass wanted = pattern_class(shape.pattern);
   for (const TuningEntry& entry : entries) {
     if (entry.pattern_class == wanted && entry.dtype == shape.dtype && entry.hidden_size == shape.hidden_size &&

@@ -9,6 +9,15 @@
 #include "runtime/pattern.hpp"
 
 namespace commfuse {
+namespace {
+
+/// "all_reduce", "reduce_scatter residual_rms_norm".
+std::string called(const Failure& failure) {
+  const std::string_view op = to_string(failure.op);
+  return op == failure.operation ? std::string(op) : fmt::format("{} {}", op, failure.operation);
+}
+
+}  // namespace
 
 std::string Failure::text() const {
   if (code == Code::kOk) return fmt::format("rank {}: no failure", rank);
@@ -18,35 +27,36 @@ std::string Failure::text() const {
         return fmt::format(
             "rank {}: timed out in call {} ({}) waiting for rank {} to announce its call; that rank died, is late, or "
             "makes fewer calls",
-            rank, epoch, operation, awaited_rank);
+            rank, epoch, called(*this), awaited_rank);
       }
       return fmt::format(
           "rank {}: timed out in call {} ({}) waiting for rank {}'s data of token {}; that rank died, is late, or made "
           "another call",
-          rank, epoch, operation, awaited_rank, token);
+          rank, epoch, called(*this), awaited_rank, token);
     case Code::kAborted:
       if (origin_rank < 0) return fmt::format("rank {}: aborted", rank);
       if (origin_rank != rank) {
-        return fmt::format("rank {}: stopped in call {} ({}) because rank {} was aborted", rank, epoch, operation,
+        return fmt::format("rank {}: stopped in call {} ({}) because rank {} was aborted", rank, epoch, called(*this),
                            origin_rank);
       }
-      return fmt::format("rank {}: aborted in call {} ({}) while waiting for rank {}", rank, epoch, operation,
+      return fmt::format("rank {}: aborted in call {} ({}) while waiting for rank {}", rank, epoch, called(*this),
                          awaited_rank);
     case Code::kMismatch:
       return fmt::format("rank {}: call {} ({}) is not the one that rank {} makes: {} is {} here and {} there", rank,
-                         epoch, operation, awaited_rank, field, runtime::describe_call_word(field, own_value),
+                         epoch, called(*this), awaited_rank, field, runtime::describe_call_word(field, own_value),
                          runtime::describe_call_word(field, other_value));
     case Code::kBusy:
       return fmt::format(
           "rank {}: stopped in call {} ({}) because rank {} began a call while another of its calls was under way; "
           "calls of one workspace must follow each other on one stream or be ordered by events",
-          rank, epoch, operation, origin_rank);
+          rank, epoch, called(*this), origin_rank);
     case Code::kStale:
       if (operation.empty()) return fmt::format("rank {}: the workspace is suspended", rank);
       return fmt::format("rank {}: call {} ({}) was prepared for an earlier generation of the workspace", rank, epoch,
-                         operation);
+                         called(*this));
     default:
-      return fmt::format("rank {}: {} in call {} ({}), rank {}", rank, to_string(code), epoch, operation, awaited_rank);
+      return fmt::format("rank {}: {} in call {} ({}), rank {}", rank, to_string(code), epoch, called(*this),
+                         awaited_rank);
   }
 }
 
@@ -57,10 +67,11 @@ std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t token
       static_cast<std::uint64_t>(spec.hidden_size) * static_cast<std::uint64_t>(size_of(spec.dtype));
   const auto peers = static_cast<std::uint64_t>(spec.world_size - 1);
   const auto rows = static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0));
+  const std::uint64_t longest = (rows + peers) / static_cast<std::uint64_t>(spec.world_size);
+  if (spec.op == Op::kReduceScatter) return peers * longest * row;
   if (spec.algorithm == Algorithm::kOneShot) return peers * rows * row;
   // Contributions to our rows, and finished rows with their facts (all_reduce_two_shot.cuh, finished_rows.cuh); direct
   // kernels need as much where tensors are not registered.
-  const std::uint64_t longest = (rows + peers) / static_cast<std::uint64_t>(spec.world_size);
   const std::uint64_t groups = (row / kVectorBytes + kGroup - 1) / kGroup;
   const std::uint64_t facts = runtime::needs_whole_row(spec.pattern) ? groups * kVectorBytes : 0;
   return peers * longest * (2 * row + facts);
@@ -122,7 +133,9 @@ Failure WorkspaceState::failure() const noexcept {
   failure.epoch = read(mailbox_->epoch_low) | std::uint64_t{read(mailbox_->epoch_high)} << 32;
   failure.token = read(mailbox_->token);
   const std::uint32_t operation = read(mailbox_->operation);
-  failure.operation = operation_name(operation & ~device::kAnnouncement);
+  const std::uint32_t called = operation & ~device::kAnnouncement;
+  failure.op = runtime::op_of(called);
+  failure.operation = to_string(runtime::pattern_of(called));
   failure.before_call = (operation & device::kAnnouncement) != 0;
   const auto other = static_cast<int>(read(mailbox_->awaited_rank));
   switch (static_cast<device::DeviceStatus>(status)) {

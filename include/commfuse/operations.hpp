@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "commfuse/engine.hpp"
@@ -20,7 +21,8 @@ using Stream = CUstream_st*;
 
 namespace runtime {
 class WorkspaceState;
-}
+struct RowPartition;
+}  // namespace runtime
 
 /// Which all-reduce: everything that a call cannot change. Fields as in KernelSpec; those that the pattern does not
 /// look at are ignored.
@@ -90,9 +92,41 @@ struct LaunchOptions {
   bool zero_scale_padding = false;
 };
 
-/// A prepared all-reduce on one rank. Cheap to launch: no allocation, lock, string or hash. Holds references to the
-/// kernel set and the workspace, which must outlive it. One thread at a time.
-class AllReduce {
+/// What every prepared operation of one rank has. Cheap to launch: no allocation, lock, string or hash. Holds
+/// references to the kernel set and the workspace, which must outlive it. One thread at a time.
+class FusedOperation {
+ public:
+  /// What a launch with so many tokens would do. (Where ranks have uneven numbers of rows: world_size times the largest
+  /// number.) `registered`: with tensors of which some lie in registered buffers.
+  [[nodiscard]] Plan plan(std::int64_t tokens, const LaunchOptions& options = {},
+                          bool registered = false) const noexcept;
+  /// The kernels that a plan chooses from (Plan::kernel is an index into them).
+  [[nodiscard]] const std::vector<KernelSpec>& kernels() const noexcept { return specs_; }
+
+ protected:
+  /// Looks up the kernels of `shape`, whose algorithm and geometry are not looked at.
+  FusedOperation(const KernelSet& kernels, Workspace& workspace, KernelSpec shape);
+
+  /// The checks that do not depend on the operation.
+  Status check_call(std::int64_t tokens, const LaunchOptions& options) const noexcept;
+  /// In checking mode the other ranks are told of each call, right before start(); a call without tokens is not started
+  /// but announced. `rows_of_ranks` stands for the runs of rows where they are not balanced.
+  [[nodiscard]] bool is_announced() const noexcept { return check_ != nullptr; }
+  Status announce(const KernelSpec& spec, std::int64_t tokens, std::uint32_t rows_of_ranks,
+                  const LaunchOptions& options, Stream stream) const noexcept;
+  /// Puts the planned kernel on the stream with the parameter block at `params`.
+  Status start(const Plan& chosen, void* params, const LaunchOptions& options, Stream stream) const noexcept;
+
+  std::vector<KernelSpec> specs_;
+  std::vector<const KernelImage*> images_;
+  runtime::WorkspaceState* workspace_;
+
+ private:
+  const KernelImage* check_ = nullptr;  ///< announces calls; null where the workspace is not in checking mode
+};
+
+/// A prepared all-reduce.
+class AllReduce : public FusedOperation {
  public:
   /// If `kernels` holds none that can do it, they are built here, or Error(kNotWarmed) names one: as KernelSet::seal
   /// was told. Throws Error(kInvalidArgument) for a kind that no kernel can have.
@@ -105,23 +139,62 @@ class AllReduce {
   Status launch(const AllReduceTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
                 Stream stream) noexcept;
 
-  /// What launch would do; `registered`: with tensors of which some lie in registered buffers.
-  [[nodiscard]] Plan plan(std::int64_t tokens, const LaunchOptions& options = {},
-                          bool registered = false) const noexcept;
-  /// The kernels that a plan chooses from (Plan::kernel is an index into them).
-  [[nodiscard]] const std::vector<KernelSpec>& kernels() const noexcept { return specs_; }
+ private:
+  AllReduceKind kind_;
+  bool has_direct_ = false;
+};
+
+/// Which reduce-scatter. Fields as in AllReduceKind.
+struct ReduceScatterKind {
+  Pattern pattern = Pattern::kReduceScatter;
+  DataType dtype = DataType::kBf16;
+  int hidden_size = 0;
+  bool fp32_accumulate = true;
+  std::optional<DataType> gamma_dtype = std::nullopt;  ///< default: dtype
+  bool weight_bias = false;
+  QuantLayout quant_layout = QuantLayout::kSwizzled128x4;
+  int group_size = 128;
+};
+
+/// As AllReduceTensors, but all matrices except `in` have this rank's own rows only. A rank without rows may leave them
+/// out.
+struct ReduceScatterTensors {
+  const void* in = nullptr;            ///< this rank's partial sums of all rows
+  const void* add_in = nullptr;        ///< patterns with add
+  const void* residual_in = nullptr;   ///< patterns with residual
+  const void* gamma = nullptr;         ///< [hidden_size] of gamma_dtype
+  const void* gamma_before = nullptr;  ///< residual_rms_pre_post_norm: [hidden_size] of gamma_dtype
+  const float* scale_factor = nullptr;
+  void* out = nullptr;  ///< reduce_scatter
+  void* residual_out = nullptr;
+  void* norm_out = nullptr;  ///< may be null where the pattern's name does not promise it
+  void* quant_out = nullptr;
+  void* scale_out = nullptr;
+  std::int64_t scale_stride = 0;  ///< 0: this rank's rows rounded up to a multiple of 4
+};
+
+/// Bytes that scale_out must have on a rank with so many own rows (0 where the pattern has none).
+[[nodiscard]] std::uint64_t scale_bytes(const ReduceScatterKind& kind, std::int64_t own_rows,
+                                        std::int64_t scale_stride = 0) noexcept;
+
+/// A prepared reduce-scatter: rows of consecutive tokens go to the ranks in ascending order. LaunchOptions::algorithm
+/// makes no difference: there is one way to exchange.
+class ReduceScatter : public FusedOperation {
+ public:
+  /// Throws as AllReduce.
+  ReduceScatter(const KernelSet& kernels, Workspace& workspace, const ReduceScatterKind& kind);
+
+  /// As AllReduce::launch. Each rank gets `tokens` / world size rows, the first ranks one more where there is a rest.
+  Status launch(const ReduceScatterTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
+                Stream stream) noexcept;
+  /// With the rows that each rank gets, the same numbers on all ranks; zeros are allowed. If all are zero, nothing is
+  /// launched.
+  Status launch(const ReduceScatterTensors& tensors, std::span<const std::int64_t> rows_of_ranks,
+                const LaunchOptions& options, Stream stream) noexcept;
 
  private:
-  /// In checking mode: tells the other ranks what this one is about to call.
-  Status announce(const KernelSpec& spec, std::int64_t tokens, const LaunchOptions& options,
-                  Stream stream) const noexcept;
-
-  AllReduceKind kind_;
-  std::vector<KernelSpec> specs_;
-  std::vector<const KernelImage*> images_;
-  bool has_direct_ = false;
-  runtime::WorkspaceState* workspace_;
-  const KernelImage* check_ = nullptr;  ///< announces calls; null where the workspace is not in checking mode
+  Status launch_runs(const ReduceScatterTensors& tensors, const runtime::RowPartition& partition,
+                     const LaunchOptions& options, Stream stream) noexcept;
 };
 
 }  // namespace commfuse

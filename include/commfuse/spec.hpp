@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,14 +13,17 @@ namespace commfuse {
 
 /// A family of kernels. The names (`to_string`) are those of the deployment file.
 enum class Op : int {
-  kAllReduce,
-  kCallCheck,  ///< announces calls in checking mode; a deployment file asks for it with "checking", not by name
+  kAllReduce = 0,      ///< every rank has the results of all rows
+  kReduceScatter = 1,  ///< each rank has the results of its own rows
+  kCallCheck = 2,      ///< announces calls in checking mode; a deployment asks for it with "checking", not by name
 };
 
-/// What an all-reduce kernel does with S, the sum of all ranks' inputs. Numbers 0 to 8 are the pattern codes of the
-/// TensorRT-LLM lineage; the names are those of the deployment file, without the k and in snake_case. y = S +
-/// residual_in, n = RMSNorm(y) * gamma. "Own rows" are the rows that a balanced partition of the tokens gives to this
-/// rank.
+/// What a kernel does with S, the sum of all ranks' inputs. The names are those of the deployment file, without the k
+/// and in snake_case. y = S + residual_in (with "add": y = (S + add_in) + residual_in, rounded twice), n = RMSNorm(y) *
+/// gamma. "Own rows" are the rows that the partition of the tokens (a balanced one, unless the call says otherwise)
+/// gives to this rank. Which patterns an operation has, and by what numbers other interfaces call them, say patterns()
+/// and pattern_code(). A reduce-scatter writes own rows only, and norm_out also where the pattern does not name it if
+/// it is given.
 enum class Pattern : int {
   kAllReduce = 0,                          ///< out = S
   kResidualRmsNorm = 1,                    ///< residual_out = y, norm_out = n
@@ -32,11 +37,15 @@ enum class Pattern : int {
   kAttnResCombine = 9,                     ///< residual_out, norm_out = y joined into a running softmax mixture
   kLatentNorm = 10,                        ///< out = S, its first latent_width columns RMS-normalised over themselves
   kResidualRmsNormFp8Token = 11,           ///< residual_out, norm_out, quant_out, scale_out: one fp32 per row
-  kResidualRmsNormFp8Group = 12,  ///< residual_out, norm_out, quant_out, scale_out: UE8M0 per group_size columns
-  kRmsNorm = 13,                  ///< norm_out = RMSNorm(S) * gamma, no residual
-  kResidualRmsPrePostNorm = 14,   ///< y = RMSNorm(S) * gamma_before + residual_in; residual_out, norm_out = n
+  kResidualRmsNormFp8Group = 12,      ///< residual_out, norm_out, quant_out, scale_out: UE8M0 per group_size columns
+  kRmsNorm = 13,                      ///< norm_out = RMSNorm(S) * gamma, no residual
+  kResidualRmsPrePostNorm = 14,       ///< y = RMSNorm(S) * gamma_before + residual_in; residual_out, norm_out = n
+  kReduceScatter = 100,               ///< out = S
+  kAddResidualRmsNorm = 101,          ///< with add: residual_out, norm_out
+  kAddResidualRmsNormFp8Block = 102,  ///< with add: residual_out, quant_out, scale_out: one fp32 per 128 columns
 };
 
+/// How an all-reduce exchanges. The other operations have one way, which counts as one-shot.
 enum class Algorithm : int {
   kOneShot = 0,  ///< every rank sends its whole input to every other rank and reduces all tokens
   kTwoShot = 1,  ///< a token's owner receives its row from every rank, reduces it and sends the result
@@ -53,6 +62,15 @@ enum class DataType : int { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
 [[nodiscard]] std::string_view to_string(Algorithm) noexcept;
 [[nodiscard]] std::string_view to_string(DataType) noexcept;
 [[nodiscard]] std::string_view to_string(QuantLayout) noexcept;
+
+/// The patterns that an operation has, in the order of their codes.
+[[nodiscard]] std::span<const Pattern> patterns(Op) noexcept;
+/// The number of a pattern among those of its operation: for 0 to 8 the code that the TensorRT-LLM lineage of kernels
+/// calls it by, in its AllReduceFusionPattern and ReduceScatterFusionPattern. -1 if the operation does not have it.
+[[nodiscard]] int pattern_code(Op, Pattern) noexcept;
+/// The reverse.
+[[nodiscard]] std::optional<Pattern> pattern_of_code(Op, int code) noexcept;
+
 /// Size of one element in bytes.
 [[nodiscard]] int size_of(DataType) noexcept;
 

@@ -17,7 +17,8 @@
 
 namespace commfuse {
 
-/// Bytes of one rotation buffer that a call of `spec` with `tokens` tokens needs on every rank. Pure.
+/// Bytes of one rotation buffer that a call of `spec` with `tokens` tokens needs on every rank. Pure. A reduce-scatter
+/// whose ranks have uneven numbers of rows needs what one of world_size times the largest number needs.
 [[nodiscard]] std::uint64_t required_rotation_bytes(const KernelSpec& spec, std::int64_t tokens) noexcept;
 /// The same for every call that a deployment may make (its largest kernel at max_tokens). A workspace may be used for
 /// any shape, type and operation that fits: the rule is capacity in bytes, not shape.
@@ -48,7 +49,8 @@ struct Failure {
   int origin_rank = -1;        ///< kAborted, kBusy: the rank that was aborted, or that made two calls at once
   std::uint64_t epoch = 0;     ///< number of the call, from 0
   std::uint32_t token = 0;     ///< the token that was waited for
-  std::string_view operation;  ///< name of the pattern
+  Op op = Op::kAllReduce;      ///< which operation
+  std::string_view operation;  ///< name of its pattern
   bool before_call = false;    ///< checking mode: in the announcement of the call, before it began
   std::string_view field;      ///< kMismatch: what differs ("tokens"), and the two values of it
   std::uint32_t own_value = 0;

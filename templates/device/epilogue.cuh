@@ -88,9 +88,10 @@ class Epilogue {
   /// Where the k-th vector of a row of this rank's input lies.
   COMMFUSE_DEVICE const Vec16* input(u32 token, u32 k) const { return params_.in + row_index(token, k); }
 
-  /// The residual's vectors of a row, read early because they do not depend on the peers.
+  /// The vectors of a row that are added to the sum, read early because they do not depend on the peers.
   struct Prefetched {
     Vec16 residual[kAddsResidual<Config> ? kCount : 1];
+    Vec16 add[Config::kAdd ? kCount : 1];
   };
   COMMFUSE_DEVICE Prefetched prefetch(u32 token) const {
     Prefetched fetched{};
@@ -98,6 +99,12 @@ class Epilogue {
       COMMFUSE_UNROLL
       for (u32 k = 0; k < kCount; ++k) {
         fetched.residual[k] = Map::has(k) ? load_once(params_.residual_in + row_index(token, k)) : zero();
+      }
+    }
+    if constexpr (Config::kAdd) {
+      COMMFUSE_UNROLL
+      for (u32 k = 0; k < kCount; ++k) {
+        fetched.add[k] = Map::has(k) ? load_once(params_.add_in + row_index(token, k)) : zero();
       }
     }
     return fetched;
@@ -110,6 +117,10 @@ class Epilogue {
       const float before = row_inverse_rms(y);
       COMMFUSE_UNROLL
       for (u32 k = 0; k < kCount; ++k) y[k] = normalised(y[k], before, load_weight(params_.gamma_before, k));
+    }
+    if constexpr (Config::kAdd) {
+      COMMFUSE_UNROLL
+      for (u32 k = 0; k < kCount; ++k) y[k] = add<kType>(y[k], fetched.add[k]);
     }
     if constexpr (kAddsResidual<Config>) {
       COMMFUSE_UNROLL
@@ -182,6 +193,8 @@ class Epilogue {
       store_row(Direct::kOut, params_.out + index, finished.result);
     } else if constexpr (Config::kNormOut) {
       store_row(Direct::kNormOut, params_.norm_out + index, finished.result);
+    } else if constexpr (Config::kNormOutOptional) {
+      if (params_.norm_out != nullptr) store_row(Direct::kNormOut, params_.norm_out + index, finished.result);
     }
     if constexpr (Config::kPartialOut) {
       if (own_row) store_last(params_.partial_norm_out + own_index, finished.result);

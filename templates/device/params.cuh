@@ -135,6 +135,15 @@ struct AllReduceParams {
   /// to an address in this rank's tensor to come to the same place in that rank's; in device memory.
   u64 direct;
   const u64* peer_offset[kDirectTensors];
+  const Vec16* add_in;  ///< added before the residual; rows as residual_in
+};
+
+/// Everything a reduce-scatter kernel is told. Of `common`, `in` has all rows, every other matrix this rank's own rows
+/// only, and `tokens` is their number.
+struct ReduceScatterParams {
+  AllReduceParams common;
+  u32 row_begin[kMaxWorldSize + 1];  ///< first row of each rank's run of consecutive rows; [world size]: all rows
+  u32 longest;                       ///< rows of the longest run
 };
 
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
@@ -144,9 +153,11 @@ static_assert(sizeof(PeerSignals) == 256 + 1536 + 128, "signal layout");
 static_assert(__builtin_offsetof(AllReduceParams, rotation_bytes) == 32, "parameter layout");
 static_assert(__builtin_offsetof(AllReduceParams, peer_buffer) == 64, "parameter layout");
 static_assert(__builtin_offsetof(AllReduceParams, out) == 192, "parameter layout");
-static_assert(__builtin_offsetof(AllReduceParams, mixture_gamma) == 312, "parameter layout");
+static_assert(__builtin_offsetof(AllReduceParams, add_in) == 376, "parameter layout");
+static_assert(__builtin_offsetof(ReduceScatterParams, row_begin) == 384, "parameter layout");
 #endif
-static_assert(sizeof(AllReduceParams) == 376, "parameter layout");
+static_assert(sizeof(AllReduceParams) == 384, "parameter layout");
+static_assert(sizeof(ReduceScatterParams) == 456, "parameter layout");
 
 /// What the kernel that announces a call is told.
 struct CallCheckParams {

@@ -57,9 +57,11 @@ enum class Quantizer : int {
 //     static constexpr Type kType = Type::kBf16;
 //     static constexpr bool kFp32Accumulate = true;
 //     static constexpr Norm kNorm = Norm::kRms;
+//     static constexpr bool kAdd = false;                // add_in is added before the residual
 //     static constexpr bool kResidual = true;            // y = sum + residual
 //     static constexpr bool kResidualScattered = false;  // each rank holds the residual of its own rows only
 //     static constexpr bool kNormOut = true;             // writes the result for all rows
+//     static constexpr bool kNormOutOptional = false;    // the same, if the call has a place for it
 //     static constexpr bool kPartialOut = false;         // writes the result for this rank's rows
 //     static constexpr Quantizer kQuantizer = Quantizer::kNone;                     // quant.cuh
 //     static constexpr ScaleLayout kScaleLayout = ScaleLayout::kSwizzled128x4;     // kFp4

@@ -10,82 +10,25 @@
 #include "commfuse/engine.hpp"
 #include "gpu/captured_graph.hpp"
 #include "gpu/loopback.hpp"
+#include "gpu/on_gpu.hpp"
 #include "runtime/driver.hpp"
-#include "runtime/spec_names.hpp"
 
 namespace commfuse::gpu {
 namespace {
 
 using reference::Values;
 
-class AllReduceOnGpu : public ::testing::Test {
+class AllReduceOnGpu : public OnGpu {
  protected:
-  void SetUp() override {
-    if (const std::string reason = why_no_gpu(); !reason.empty()) GTEST_SKIP() << "needs a GPU: " << reason;
-    context_ = std::make_unique<DeviceContext>();
-  }
-
   static KernelSpec shape(Pattern pattern, int world_size, int hidden_size, DataType dtype = DataType::kBf16) {
-    KernelSpec spec;
-    spec.pattern = pattern;
-    spec.world_size = world_size;
-    spec.hidden_size = hidden_size;
-    spec.dtype = spec.gamma_dtype = dtype;
-    spec.group_size = 128;
-    spec.latent_width = hidden_size / 2;
-    spec.arch = current_arch();
-    return spec.normalised();
+    return shape_of(Op::kAllReduce, pattern, world_size, hidden_size, dtype);
   }
-  /// Both algorithms, all geometries.
-  static std::vector<KernelSpec> kernels_of(const std::vector<KernelSpec>& shapes) {
-    std::vector<KernelSpec> kernels;
-    for (KernelSpec spec : shapes) {
-      for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
-        spec.algorithm = algorithm;
-        for (const Geometry& geometry : geometries(spec)) {
-          spec.threads = geometry.threads;
-          spec.cluster = geometry.cluster;
-          kernels.push_back(spec);
-        }
-      }
-    }
-    return kernels;
-  }
-  static std::uint64_t bytes_for(const std::vector<KernelSpec>& kernels, std::int64_t tokens) {
-    std::uint64_t bytes = 0;
-    for (const KernelSpec& spec : kernels) bytes = std::max(bytes, required_rotation_bytes(spec, tokens));
-    return bytes;
-  }
-  /// One call of each shape, algorithm and token count, compared with the reference.
-  void expect_right(const std::vector<KernelSpec>& shapes, const std::vector<std::int64_t>& tokens, Values values) {
-    const std::vector<KernelSpec> kernels = kernels_of(shapes);
-    const KernelSet set = KernelSet::warm_up(kernels);
-    Ranks ranks(shapes.front().world_size, bytes_for(kernels, *std::max_element(tokens.begin(), tokens.end())));
-    std::uint64_t seed = 1;
-    for (KernelSpec spec : shapes) {
-      GroupOperation operation(set, ranks, kind_of(spec));
-      for (const std::int64_t count : tokens) {
-        for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
-          spec.algorithm = algorithm;
-          ++seed;
-          PlacedCase placed(reference::make_case(spec, count, values, seed, seed % 2 == 0));
-          LaunchOptions options = options_of(placed.data(), seed % 2 == 0);
-          options.dependent_launch = options.trigger_early = seed % 3 == 0;
-          ASSERT_EQ(operation.launch(placed, options), "");
-          ASSERT_EQ(ranks.synchronise(), "");
-          ASSERT_EQ(placed.check(), "");
-        }
-      }
-    }
-  }
-
-  std::unique_ptr<DeviceContext> context_;
 };
 
 TEST_F(AllReduceOnGpu, EveryPatternAgreesWithTheReferenceBitForBit) {
   for (const DataType dtype : {DataType::kBf16, DataType::kFp16}) {
     std::vector<KernelSpec> shapes;
-    for (const auto& entry : runtime::kNames<Pattern>) shapes.push_back(shape(entry.value, 4, 2048, dtype));
+    for (const Pattern pattern : patterns(Op::kAllReduce)) shapes.push_back(shape(pattern, 4, 2048, dtype));
     expect_right(shapes, {1, 3, 130}, Values::kOutliers);
     expect_right(shapes, {5}, Values::kAnyBits);
   }
@@ -93,15 +36,15 @@ TEST_F(AllReduceOnGpu, EveryPatternAgreesWithTheReferenceBitForBit) {
 
 TEST_F(AllReduceOnGpu, EveryOptionAgreesWithTheReferenceBitForBit) {
   std::vector<KernelSpec> shapes;
-  for (const auto& entry : runtime::kNames<Pattern>) {
-    KernelSpec scattered = shape(entry.value, 3, 1536);
+  for (const Pattern pattern : patterns(Op::kAllReduce)) {
+    KernelSpec scattered = shape(pattern, 3, 1536);
     scattered.residual_scattered = true;
     shapes.push_back(scattered.normalised());
-    KernelSpec weights = shape(entry.value, 3, 1536);
+    KernelSpec weights = shape(pattern, 3, 1536);
     weights.gamma_dtype = DataType::kFp32;
     weights.weight_bias = true;
     shapes.push_back(weights.normalised());
-    KernelSpec narrow = shape(entry.value, 3, 1536, DataType::kFp16);
+    KernelSpec narrow = shape(pattern, 3, 1536, DataType::kFp16);
     narrow.fp32_accumulate = false;
     shapes.push_back(narrow);
   }
@@ -140,8 +83,8 @@ std::vector<KernelSpec> direct_kernels_of(std::vector<KernelSpec> shapes) {
 TEST_F(AllReduceOnGpu, DirectKernelsAgreeWithTheReferenceWhateverIsRegistered) {
   for (const int world_size : {1, 2, 4, 8}) {
     std::vector<KernelSpec> shapes;
-    for (const auto& entry : runtime::kNames<Pattern>) {
-      KernelSpec spec = shape(entry.value, world_size, 1536, world_size == 2 ? DataType::kFp16 : DataType::kBf16);
+    for (const Pattern pattern : patterns(Op::kAllReduce)) {
+      KernelSpec spec = shape(pattern, world_size, 1536, world_size == 2 ? DataType::kFp16 : DataType::kBf16);
       shapes.push_back(spec);
       spec.residual_scattered = true;
       if (spec.normalised().residual_scattered) shapes.push_back(spec.normalised());

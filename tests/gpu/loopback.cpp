@@ -50,6 +50,19 @@ AllReduceKind kind_of(const KernelSpec& spec) {
   return kind;
 }
 
+ReduceScatterKind reduce_scatter_kind_of(const KernelSpec& spec) {
+  ReduceScatterKind kind;
+  kind.pattern = spec.pattern;
+  kind.dtype = spec.dtype;
+  kind.hidden_size = spec.hidden_size;
+  kind.fp32_accumulate = spec.fp32_accumulate;
+  kind.gamma_dtype = spec.gamma_dtype;
+  kind.weight_bias = spec.weight_bias;
+  kind.quant_layout = spec.quant_layout;
+  kind.group_size = spec.group_size;
+  return kind;
+}
+
 LaunchOptions options_of(const reference::Case& data, bool zero_padding) {
   LaunchOptions options;
   options.eps = data.eps;
@@ -130,7 +143,26 @@ AllReduceTensors PlacedCase::tensors(int rank) const {
   tensors.partial_norm_out = at(TensorId::kPartialNormOut);
   tensors.quant_out = at(TensorId::kQuantOut);
   tensors.scale_out = at(TensorId::kScaleOut);
-  tensors.scale_stride = data_.scale_stride;
+  tensors.scale_stride = data_.scale_strides[static_cast<std::size_t>(rank)];
+  return tensors;
+}
+
+ReduceScatterTensors PlacedCase::reduce_scatter_tensors(int rank) const {
+  const auto& memory = memory_[static_cast<std::size_t>(rank)];
+  const auto at = [&](TensorId id) { return memory[static_cast<std::size_t>(id)].as<void>(); };
+  ReduceScatterTensors tensors;
+  tensors.in = at(TensorId::kIn);
+  tensors.add_in = at(TensorId::kAddIn);
+  tensors.residual_in = at(TensorId::kResidualIn);
+  tensors.gamma = at(TensorId::kGamma);
+  tensors.gamma_before = at(TensorId::kGammaBefore);
+  tensors.scale_factor = static_cast<const float*>(at(TensorId::kScaleFactor));
+  tensors.out = at(TensorId::kOut);
+  tensors.residual_out = at(TensorId::kResidualOut);
+  tensors.norm_out = at(TensorId::kNormOut);
+  tensors.quant_out = at(TensorId::kQuantOut);
+  tensors.scale_out = at(TensorId::kScaleOut);
+  tensors.scale_stride = data_.scale_strides[static_cast<std::size_t>(rank)];
   return tensors;
 }
 
@@ -166,16 +198,54 @@ std::string Ranks::synchronise() {
 }
 
 GroupOperation::GroupOperation(const KernelSet& kernels, Ranks& ranks, const AllReduceKind& kind) : ranks_(ranks) {
-  for (int rank = 0; rank < ranks.size(); ++rank) operations_.emplace_back(kernels, ranks.workspace(rank), kind);
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    operations_.emplace_back(std::in_place_type<AllReduce>, kernels, ranks.workspace(rank), kind);
+  }
+}
+
+GroupOperation::GroupOperation(const KernelSet& kernels, Ranks& ranks, const KernelSpec& spec) : ranks_(ranks) {
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    switch (spec.op) {
+      case Op::kAllReduce:
+        operations_.emplace_back(std::in_place_type<AllReduce>, kernels, ranks.workspace(rank), kind_of(spec));
+        break;
+      case Op::kReduceScatter:
+        operations_.emplace_back(std::in_place_type<ReduceScatter>, kernels, ranks.workspace(rank),
+                                 reduce_scatter_kind_of(spec));
+        break;
+      case Op::kCallCheck:
+        throw Error(Code::kInvalidArgument, "cannot call " + spec.name(), "it is part of other calls");
+    }
+  }
+}
+
+GroupOperation::Launch GroupOperation::prepare(int rank, const PlacedCase& placed) {
+  auto& operation = operations_[static_cast<std::size_t>(rank)];
+  if (auto* all_reduce = std::get_if<AllReduce>(&operation)) {
+    return [all_reduce, tensors = placed.tensors(rank), tokens = placed.data().tokens](const LaunchOptions& options,
+                                                                                       CUstream stream) {
+      return all_reduce->launch(tensors, tokens, options, stream);
+    };
+  }
+  std::vector<std::int64_t> rows;
+  for (const reference::Rows& run : placed.data().rows) rows.push_back(run.count);
+  return [scatter = &std::get<ReduceScatter>(operation), tensors = placed.reduce_scatter_tensors(rank),
+          rows = std::move(rows)](const LaunchOptions& options, CUstream stream) {
+    return scatter->launch(tensors, rows, options, stream);
+  };
 }
 
 std::string GroupOperation::launch(const PlacedCase& placed, const LaunchOptions& options) {
   for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const Status status = operations_[static_cast<std::size_t>(rank)].launch(placed.tensors(rank), placed.data().tokens,
-                                                                             options, ranks_.stream(rank));
+    const Status status = prepare(rank, placed)(options, ranks_.stream(rank));
     if (!status.ok()) return "rank " + std::to_string(rank) + ": " + status.text();
   }
   return {};
+}
+
+const FusedOperation& GroupOperation::any(int rank) const {
+  return std::visit([](const auto& operation) -> const FusedOperation& { return operation; },
+                    operations_[static_cast<std::size_t>(rank)]);
 }
 
 }  // namespace commfuse::gpu

@@ -3,9 +3,11 @@
 
 #include <cuda.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "commfuse/operations.hpp"
@@ -42,8 +44,9 @@ class StreamHandle {
   CUstream stream_ = nullptr;
 };
 
-/// The operation that `spec` is a kernel of.
+/// The all-reduce or reduce-scatter that `spec` is a kernel of.
 [[nodiscard]] AllReduceKind kind_of(const KernelSpec& spec);
+[[nodiscard]] ReduceScatterKind reduce_scatter_kind_of(const KernelSpec& spec);
 
 /// A case with its tensors in device memory: those of all ranks, or of one.
 class PlacedCase {
@@ -52,6 +55,7 @@ class PlacedCase {
 
   [[nodiscard]] const reference::Case& data() const noexcept { return data_; }
   [[nodiscard]] AllReduceTensors tensors(int rank) const;
+  [[nodiscard]] ReduceScatterTensors reduce_scatter_tensors(int rank) const;
   /// Registers those of its tensors that direct kernels reach and `tensors` (device::bit_of) names, until it is
   /// unregistered. All ranks must be placed.
   void register_with(LoopbackGroup& group, device::u32 tensors = ~0U);
@@ -90,17 +94,28 @@ class Ranks {
   std::vector<StreamHandle> streams_;
 };
 
-/// One operation on all ranks.
+/// One operation of any kind on all ranks.
 class GroupOperation {
  public:
   GroupOperation(const KernelSet& kernels, Ranks& ranks, const AllReduceKind& kind);
+  /// The operation that `spec` is a kernel of.
+  GroupOperation(const KernelSet& kernels, Ranks& ranks, const KernelSpec& spec);
+
+  /// A launch of one rank, its tensors looked up.
+  using Launch = std::function<Status(const LaunchOptions&, CUstream)>;
+  [[nodiscard]] Launch prepare(int rank, const PlacedCase& placed);
   /// Launches on every rank's stream; the first refusal as text.
   [[nodiscard]] std::string launch(const PlacedCase& placed, const LaunchOptions& options);
-  [[nodiscard]] AllReduce& rank(int rank) { return operations_[static_cast<std::size_t>(rank)]; }
+  /// A rank's operation: for an all-reduce, and for what all have in common.
+  [[nodiscard]] AllReduce& rank(int rank) { return std::get<AllReduce>(operations_[static_cast<std::size_t>(rank)]); }
+  [[nodiscard]] ReduceScatter& reduce_scatter(int rank) {
+    return std::get<ReduceScatter>(operations_[static_cast<std::size_t>(rank)]);
+  }
+  [[nodiscard]] const FusedOperation& any(int rank) const;
 
  private:
   Ranks& ranks_;
-  std::vector<AllReduce> operations_;
+  std::vector<std::variant<AllReduce, ReduceScatter>> operations_;
 };
 
 /// The launch options that a case was made for.

@@ -22,6 +22,9 @@ void check(const AllReduceProblem& p) {
   if (!p.residual.empty() && p.residual.size() != bytes) {
     throw std::invalid_argument("reference: the residual has the wrong size");
   }
+  if (!p.add.empty() && (p.add.size() != bytes || p.residual.empty())) {
+    throw std::invalid_argument("reference: what is added must have the right size, and a residual");
+  }
   if (p.residual_scattered && (p.residual.empty() || !p.pre_gamma.empty())) {
     throw std::invalid_argument("reference: a scattered residual must exist and excludes a norm before it");
   }
@@ -83,6 +86,7 @@ AllReduceResult all_reduce(const AllReduceProblem& p) {
     const bool adds = !residual.empty() && !p.residual_scattered;
     Row y = sum;
     if (!pre_weight.empty()) y = rms_norm(y, pre_weight, p.eps, p.type);
+    if (!p.add.empty()) y = add_rounded(y, widen(p.add, p.type, first, hidden), p.type);
     if (adds) y = add_rounded(y, residual, p.type);
     if (adds || !pre_weight.empty()) {
       narrow(y, p.type, result.residual_out, first);

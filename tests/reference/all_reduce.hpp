@@ -18,6 +18,7 @@ struct AllReduceProblem {
   bool fp32_accumulate = true;
   std::vector<Bytes> inputs;  ///< one matrix a rank
 
+  Bytes add;       ///< [tokens, hidden], added to the sum before anything else and rounded; empty: nothing is
   Bytes residual;  ///< [tokens, hidden]; empty: y = S
   /// Rank r holds only its rows of the residual and adds them to its own contribution, which is rounded before the sum.
   bool residual_scattered = false;

@@ -15,6 +15,7 @@ namespace commfuse::reference {
 
 enum class TensorId {
   kIn,
+  kAddIn,
   kResidualIn,
   kGamma,
   kGammaBefore,
@@ -31,7 +32,7 @@ enum class TensorId {
   kQuantOut,
   kScaleOut,
 };
-inline constexpr int kTensorCount = 16;
+inline constexpr int kTensorCount = 17;
 [[nodiscard]] std::string_view to_string(TensorId id);
 [[nodiscard]] constexpr bool is_output(TensorId id) { return id >= TensorId::kOut; }
 
@@ -50,7 +51,8 @@ struct Case {
   KernelSpec spec;
   std::int64_t tokens = 0;
   float eps = 1e-6f;
-  std::int64_t scale_stride = 0;
+  std::vector<Rows> rows;                   ///< of each rank's own: of its outputs, where the operation scatters them
+  std::vector<std::int64_t> scale_strides;  ///< of each rank
   std::vector<std::array<CaseTensor, kTensorCount>> ranks;
 
   [[nodiscard]] const CaseTensor& tensor(int rank, TensorId id) const {
@@ -58,9 +60,14 @@ struct Case {
   }
 };
 
-/// Equal arguments give equal cases.
+/// Equal arguments give equal cases. Half of the seeds give norm_out where it is optional (reduce-scatter).
 [[nodiscard]] Case make_case(const KernelSpec& spec, std::int64_t tokens, Values values, std::uint64_t seed,
                              bool zero_padding = false);
+/// The same with the rows that each rank owns.
+[[nodiscard]] Case make_case(const KernelSpec& spec, const std::vector<std::int64_t>& rows_of_ranks, Values values,
+                             std::uint64_t seed, bool zero_padding = false);
+/// The rows of a balanced partition.
+[[nodiscard]] std::vector<std::int64_t> balanced_rows(std::int64_t tokens, int world_size);
 
 /// Empty if `actual` is what rank `rank` must find in output `id`; else a report. Bits are compared; any NaN equals any
 /// other (their payloads are not part of the contract).

@@ -1,4 +1,4 @@
-// The all-reduce kernels in the simulator: protocol, numerics, every pattern.
+// All kernels in the simulator: protocol, numerics, every pattern.
 #include <gtest/gtest.h>
 
 #include <array>

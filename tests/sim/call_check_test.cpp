@@ -104,7 +104,7 @@ class Group {
   }
 
   [[nodiscard]] runtime::CallHeader header(u32 tokens) const {
-    return {small_spec(size()), static_cast<std::int64_t>(tokens), 1e-6F};
+    return {small_spec(size()), static_cast<std::int64_t>(tokens), 0, 1e-6F};
   }
   [[nodiscard]] CallCheckParams params(u32 rank, const runtime::CallHeader& header) const {
     CallCheckParams params{};

@@ -53,6 +53,16 @@ TEST(BenchTraffic, CountsInputsOutputsAndOneResidual) {
   EXPECT_EQ(unavoidable_bytes(shape(Pattern::kAttnResCombine, 4, 1024), 16), 15 * kMatrix + 16 * 8);
 }
 
+TEST(BenchTraffic, AReduceScatterWritesItsResultsOnce) {
+  constexpr std::uint64_t kMatrix = 16 * 1024 * 2;
+  KernelSpec spec = shape(Pattern::kReduceScatter, 4, 1024);
+  spec.op = Op::kReduceScatter;
+  EXPECT_EQ(unavoidable_bytes(spec, 16), 5 * kMatrix);
+  // Four inputs; what is added, the residual and two results once.
+  spec.pattern = Pattern::kAddResidualRmsNorm;
+  EXPECT_EQ(unavoidable_bytes(spec, 16), 8 * kMatrix);
+}
+
 TEST(BenchTraffic, CountsQuantisedBytesAndScales) {
   constexpr std::uint64_t kElements = 16 * 1024;
   constexpr std::uint64_t kPlain = 9 * kElements * 2;  // inputs, residual_out, residual once
@@ -65,10 +75,13 @@ TEST(BenchTraffic, CountsQuantisedBytesAndScales) {
 }
 
 TEST(BenchTraffic, EveryPatternHasAFloorThatGrowsWithTheTokens) {
-  for (const auto& pattern : runtime::kNames<Pattern>) {
-    const KernelSpec spec = shape(pattern.value, 8, 4096);
-    EXPECT_GE(unavoidable_bytes(spec, 128), std::uint64_t{8} * 128 * 4096 * 2) << pattern.name;
-    EXPECT_GT(unavoidable_bytes(spec, 256), unavoidable_bytes(spec, 128)) << pattern.name;
+  for (const auto& op : runtime::kNames<Op>) {
+    for (const Pattern pattern : patterns(op.value)) {
+      KernelSpec spec = shape(pattern, 8, 4096);
+      spec.op = op.value;
+      EXPECT_GE(unavoidable_bytes(spec, 128), std::uint64_t{8} * 128 * 4096 * 2) << spec.name();
+      EXPECT_GT(unavoidable_bytes(spec, 256), unavoidable_bytes(spec, 128)) << spec.name();
+    }
   }
 }
 
@@ -95,6 +108,9 @@ TEST(BenchPublished, IsEmptyWhereSomethingDiffers) {
   EXPECT_EQ(published_times(shape(Pattern::kResidualRmsNormFp8, 8, 8192), 1).best(), std::nullopt);
   EXPECT_EQ(published_times(shape(Pattern::kAllReduce, 8, 8192), 128).best(), std::nullopt);
   KernelSpec other = spec;
+  other.op = Op::kReduceScatter;
+  EXPECT_EQ(published_times(other, 1).best(), std::nullopt);
+  other = spec;
   other.dtype = DataType::kFp16;
   EXPECT_EQ(published_times(other, 1).best(), std::nullopt);
   other = spec;

@@ -21,8 +21,9 @@ constexpr std::string_view kDeployment = R"({
     {"op": "all_reduce", "patterns": ["residual_rms_norm"], "weight_bias": [true], "algorithms": ["one_shot"]}
   ]})";
 
-KernelSpec shape(Pattern pattern, bool scattered = false) {
+KernelSpec shape(Op op, Pattern pattern, bool scattered = false) {
   KernelSpec spec;
+  spec.op = op;
   spec.pattern = pattern;
   spec.world_size = 3;
   spec.hidden_size = 256;
@@ -30,6 +31,14 @@ KernelSpec shape(Pattern pattern, bool scattered = false) {
   spec.latent_width = 64;
   spec.residual_scattered = scattered;
   return spec.normalised();
+}
+
+std::vector<std::pair<Op, Pattern>> every_pattern() {
+  std::vector<std::pair<Op, Pattern>> all;
+  for (const auto& op : runtime::kNames<Op>) {
+    for (const Pattern pattern : patterns(op.value)) all.emplace_back(op.value, pattern);
+  }
+  return all;
 }
 
 TEST(BenchShape, KernelsOfOneOperationAreOneShape) {
@@ -60,20 +69,20 @@ TEST(BenchShape, RotationBytesAreThoseOfTheAlgorithmsAskedFor) {
 }
 
 TEST(BenchShape, EnlargedCasesAreShapedLikeRealOnesAndRepeatTheirInputs) {
-  for (const auto& pattern : runtime::kNames<Pattern>) {
+  for (const auto& [op, pattern] : every_pattern()) {
     for (const bool scattered : {false, true}) {
-      const KernelSpec spec = shape(pattern.value, scattered);
+      const KernelSpec spec = shape(op, pattern, scattered);
       const Case small = make_case(spec, 4, reference::Values::kNormal, 2);
       const Case real = make_case(spec, 11, reference::Values::kNormal, 2);
       const Case large = enlarge_case(small, 11);
       EXPECT_EQ(large.tokens, real.tokens);
-      EXPECT_EQ(large.scale_stride, real.scale_stride);
+      EXPECT_EQ(large.scale_strides, real.scale_strides);
       for (int rank = 0; rank < spec.world_size; ++rank) {
         for (int i = 0; i < reference::kTensorCount; ++i) {
           const auto id = static_cast<TensorId>(i);
-          EXPECT_EQ(large.tensor(rank, id).used, real.tensor(rank, id).used) << pattern.name << ' ' << to_string(id);
+          EXPECT_EQ(large.tensor(rank, id).used, real.tensor(rank, id).used) << spec.name() << ' ' << to_string(id);
           EXPECT_EQ(large.tensor(rank, id).bytes.size(), real.tensor(rank, id).bytes.size())
-              << pattern.name << ' ' << to_string(id);
+              << spec.name() << ' ' << to_string(id);
         }
         const reference::Bytes& in = large.tensor(rank, TensorId::kIn).bytes;
         const reference::Bytes& first = small.tensor(rank, TensorId::kIn).bytes;
@@ -84,15 +93,15 @@ TEST(BenchShape, EnlargedCasesAreShapedLikeRealOnesAndRepeatTheirInputs) {
 }
 
 TEST(BenchShape, MemoryEstimateCoversEveryTensorAndRotationBuffer) {
-  for (const auto& pattern : runtime::kNames<Pattern>) {
-    const KernelSpec spec = shape(pattern.value);
+  for (const auto& [op, pattern] : every_pattern()) {
+    const KernelSpec spec = shape(op, pattern);
     const Case data = make_case(spec, 64, reference::Values::kNormal, 2);
     std::uint64_t bytes = 0;
     for (const auto& rank : data.ranks) {
       for (const auto& tensor : rank) bytes += tensor.used ? tensor.bytes.size() : 0;
     }
     constexpr std::uint64_t kRotation = 1 << 20;
-    EXPECT_GE(device_bytes_needed(spec, 64, kRotation), bytes + 3 * 3 * kRotation) << pattern.name;
+    EXPECT_GE(device_bytes_needed(spec, 64, kRotation), bytes + 3 * 3 * kRotation) << spec.name();
   }
 }
 

@@ -129,6 +129,33 @@ TEST(DeploymentKernels, Fp32HasOneFormOfItsSum) {
   EXPECT_TRUE(specs[0].fp32_accumulate);
 }
 
+TEST(DeploymentKernels, OfAReduceScatterHaveOneAlgorithm) {
+  json document = small();
+  document["operations"][0] = {{"op", "reduce_scatter"}, {"patterns", {"reduce_scatter", "add_residual_rms_norm"}}};
+  const std::vector<KernelSpec> specs = Deployment::parse(document.dump()).kernels();
+  document["operations"][0]["algorithms"] = {"two_shot"};
+  EXPECT_EQ(Deployment::parse(document.dump()).kernels(), specs);
+  for (const KernelSpec& spec : specs) {
+    EXPECT_EQ(spec.op, Op::kReduceScatter);
+    EXPECT_EQ(spec.algorithm, Algorithm::kOneShot);
+  }
+}
+
+TEST(Deployment, PatternsOfAnotherOperationAreRefusedWithThoseThatThereAre) {
+  json document = small();
+  document["operations"][0] = {{"op", "reduce_scatter"}, {"patterns", {"reduce_scatter", "latent_norm"}}};
+  try {
+    (void)Deployment::parse(document.dump());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kInvalidInput);
+    for (const char* part : {"/operations/0/patterns/1", "latent_norm", "the patterns of reduce_scatter",
+                             "add_residual_rms_norm_fp8_block"}) {
+      EXPECT_NE(error.cause().find(part), std::string::npos) << part << " in " << error.cause();
+    }
+  }
+}
+
 TEST(DeploymentKernels, NeedAnArchitecture) {
   json document = small();
   document.erase("arch");

@@ -31,8 +31,9 @@ const Nvrtc& nvrtc_for(const std::string& arch) {
   return toolchains.for_arch(arch).nvrtc();
 }
 
-KernelSpec spec_of(Pattern pattern, const std::string& arch = "sm_90a") {
+KernelSpec spec_of(Pattern pattern, const std::string& arch = "sm_90a", Op op = Op::kAllReduce) {
   KernelSpec spec;
+  spec.op = op;
   spec.pattern = pattern;
   spec.hidden_size = 1024;
   spec.group_size = 128;
@@ -47,7 +48,7 @@ KernelSpec spec_of(Pattern pattern, const std::string& arch = "sm_90a") {
 
 void expect_usable(const KernelSpec& spec, const CompiledKernel& kernel) {
   EXPECT_EQ(kernel.facts.arch, arch_number(spec.arch)) << spec.name();
-  EXPECT_EQ(kernel.facts.param_bytes, parameter_bytes(spec)) << spec.name();
+  EXPECT_EQ(kernel.facts.param_bytes, template_of(spec).params_size) << spec.name();
   EXPECT_GT(kernel.facts.code_bytes, 0u) << spec.name();
   // Registers are handed out to a warp in units of 256.
   const int per_warp = (kernel.facts.registers * 32 + 255) / 256 * 256;
@@ -57,7 +58,9 @@ void expect_usable(const KernelSpec& spec, const CompiledKernel& kernel) {
 
 TEST(EngineCompile, EveryPatternCompiles) {
   std::vector<KernelSpec> specs;
-  for (const auto& pattern : kNames<Pattern>) specs.push_back(spec_of(pattern.value));
+  for (const auto& op : kNames<Op>) {
+    for (const Pattern pattern : patterns(op.value)) specs.push_back(spec_of(pattern, "sm_90a", op.value));
+  }
   const Nvrtc& nvrtc = nvrtc_for("sm_90a");
   std::vector<std::string> problems(specs.size());
   std::vector<CompiledKernel> kernels(specs.size());

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "runtime/call_header.hpp"
+#include "runtime/pattern.hpp"
 #include "runtime/workspace_state.hpp"
 
 namespace commfuse::runtime {
@@ -23,7 +24,7 @@ class MailboxOnly final : public WorkspaceState {
   MailboxOnly(DeviceStatus status, std::uint32_t other) : MailboxOnly() {
     mailbox.status = static_cast<std::uint32_t>(status);
     mailbox.awaited_rank = other;
-    mailbox.operation = operation_code(Op::kAllReduce, Pattern::kResidualRmsNorm);
+    mailbox.operation = operation_word(Op::kAllReduce, Pattern::kResidualRmsNorm);
     mailbox.epoch_low = 7;
     mailbox.epoch_high = 1;
     mailbox.token = 12;
@@ -42,7 +43,7 @@ struct MailboxCase {
 TEST(Failure, SaysWhatTheFirstFailingKernelLeft) {
   const MailboxCase cases[] = {
       {DeviceStatus::kTimeout, Code::kTimeout, 3, -1, "waiting for rank 3's data of token 12"},
-      {DeviceStatus::kAborted, Code::kAborted, 3, 1, "aborted in call 4294967303 (residual_rms_norm)"},
+      {DeviceStatus::kAborted, Code::kAborted, 3, 1, "aborted in call 4294967303 (all_reduce residual_rms_norm)"},
       {DeviceStatus::kPeerAborted, Code::kAborted, -1, 3, "because rank 3 was aborted"},
       {DeviceStatus::kBusy, Code::kBusy, -1, 1, "because rank 1 began a call while another"},
       {DeviceStatus::kPeerBusy, Code::kBusy, -1, 3, "because rank 3 began a call while another"},
@@ -72,11 +73,11 @@ TEST(Failure, NamesTheFieldThatDiffersAndBothValuesInWords) {
   KernelSpec weights;
   weights.weight_bias = true;
   weights.gamma_dtype = DataType::kFp32;
-  const std::uint32_t options = CallHeader(plain, 1, 0).word[device::kOptionsWord];
-  const std::uint32_t more = CallHeader(weights, 1, 0).word[device::kOptionsWord];
+  const std::uint32_t options = CallHeader(plain, 1, 0, 0).word[device::kOptionsWord];
+  const std::uint32_t more = CallHeader(weights, 1, 0, 0).word[device::kOptionsWord];
   const Field fields[] = {
       {device::kTokensWord, 4, 5, "tokens is 4 here and 5 there"},
-      {device::kOperationWord, 0, 1, "operation is all_reduce here and residual_rms_norm there"},
+      {device::kOperationWord, 0, 1, "operation is all_reduce here and all_reduce residual_rms_norm there"},
       {device::kDtypeWord, 1, 2, "dtype is bf16 here and fp32 there"},
       {device::kHiddenSizeWord, 4096, 8192, "hidden_size is 4096 here and 8192 there"},
       {device::kAlgorithmWord, 0, 1, "algorithm is one_shot here and two_shot there"},
@@ -99,7 +100,8 @@ TEST(Failure, NamesTheFieldThatDiffersAndBothValuesInWords) {
     EXPECT_EQ(failure.own_value, field.own);
     EXPECT_EQ(failure.other_value, field.other);
     EXPECT_NE(failure.text().find(field.text), std::string::npos) << failure.text();
-    EXPECT_NE(failure.text().find("(residual_rms_norm) is not the one that rank 2 makes"), std::string::npos);
+    EXPECT_NE(failure.text().find("(all_reduce residual_rms_norm) is not the one that rank 2 makes"),
+              std::string::npos);
   }
 }
 
@@ -125,11 +127,13 @@ TEST(CallHeader, DiffersWhereTheKernelsOrTheirArgumentsDo) {
   KernelSpec spec;
   spec.pattern = Pattern::kResidualRmsNorm;
   spec.hidden_size = 4096;
-  const auto words = [](const KernelSpec& changed, std::int64_t tokens = 3, float eps = 1e-6F) {
-    const CallHeader header(changed, tokens, eps);
+  const auto words = [](const KernelSpec& changed, std::int64_t tokens = 3, float eps = 1e-6F,
+                        std::uint32_t rows_of_ranks = 0) {
+    const CallHeader header(changed, tokens, rows_of_ranks, eps);
     return std::vector<std::uint32_t>(std::begin(header.word), std::end(header.word));
   };
-  std::vector<std::vector<std::uint32_t>> all = {words(spec), words(spec, 4), words(spec, 3, 1e-5F)};
+  std::vector<std::vector<std::uint32_t>> all = {words(spec), words(spec, 4), words(spec, 3, 1e-5F),
+                                                 words(spec, 3, 1e-6F, 1)};
   const auto add = [&](auto change) {
     KernelSpec changed = spec;
     change(changed);

@@ -195,6 +195,24 @@ TEST(Planner, GeometryNeverDependsOnTokensAndClustersNeedSm90) {
   for (const Geometry& geometry : geometries(spec)) EXPECT_EQ(geometry.cluster, 1);
 }
 
+TEST(Planner, AReduceScatterNeedsATeamForEachTokenOfOneRank) {
+  KernelSpec spec = shape(8, 4096);
+  spec.op = Op::kReduceScatter;
+  spec.algorithm = Algorithm::kOneShot;
+  std::vector<KernelSpec> kernels;
+  for (const Geometry& geometry : geometries(spec)) {
+    spec.threads = geometry.threads;
+    spec.cluster = geometry.cluster;
+    kernels.push_back(spec);
+  }
+  for (const std::int64_t tokens : {1, 8, 9, 64}) {
+    const Plan chosen = plan_for(kernels, tokens);
+    const auto cluster = static_cast<unsigned>(kernels[chosen.kernel].cluster);
+    EXPECT_EQ(chosen.blocks / cluster, static_cast<unsigned>((tokens + 7) / 8)) << tokens;
+    EXPECT_NE(chosen.reason.find("of this rank"), std::string_view::npos);
+  }
+}
+
 TEST(Planner, EveryPlanHasAReason) {
   std::set<std::string_view> reasons;
   const auto kernels = all_kernels(shape(4, 4096));

@@ -52,6 +52,11 @@ TEST(KernelSpecJson, IsCanonical) {
 /// One change per field: every one must show in the JSON, and all but the architecture in the name.
 const std::vector<std::function<void(KernelSpec&)>> kChanges = {
     [](KernelSpec& spec) { spec.pattern = Pattern::kAllReduce; },
+    [](KernelSpec& spec) { spec.op = Op::kReduceScatter; },
+    [](KernelSpec& spec) {
+      spec.op = Op::kReduceScatter;
+      spec.pattern = Pattern::kAddResidualRmsNorm;
+    },
     [](KernelSpec& spec) { spec.world_size = 4; },
     [](KernelSpec& spec) { spec.hidden_size = 4096; },
     [](KernelSpec& spec) { spec.algorithm = Algorithm::kTwoShot; },
@@ -165,6 +170,12 @@ TEST(KernelSpecValidate, NamesTheFieldTheValueAndWhatIsAllowed) {
       {[](KernelSpec& spec) { spec.pattern = Pattern::kLatentNorm, spec.latent_width = 8200; }, {"latent_width 8200"}},
       {[](KernelSpec& spec) { spec.dtype = static_cast<DataType>(99); }, {"dtype 99", "fp16, bf16, fp32"}},
       {[](KernelSpec& spec) { spec.pattern = static_cast<Pattern>(-1); }, {"pattern -1", "residual_rms_norm"}},
+      {[](KernelSpec& spec) { spec.op = Op::kReduceScatter, spec.pattern = Pattern::kLatentNorm; },
+       {"pattern latent_norm", "the patterns of reduce_scatter: reduce_scatter, residual_rms_norm"}},
+      {[](KernelSpec& spec) { spec.pattern = Pattern::kAddResidualRmsNorm; },
+       {"pattern add_residual_rms_norm", "the patterns of all_reduce"}},
+      {[](KernelSpec& spec) { spec.op = Op::kReduceScatter, spec.algorithm = Algorithm::kTwoShot; },
+       {"an option that pattern residual_rms_norm does not have"}},
       {[](KernelSpec& spec) { spec.op = static_cast<Op>(7); }, {"op 7", "all_reduce"}},
       {[](KernelSpec& spec) { spec.algorithm = static_cast<Algorithm>(7); }, {"algorithm 7", "one_shot"}},
   };
@@ -195,11 +206,43 @@ TEST(KernelSpecCallCheck, IsOneKernelForEachWorldSizeWithoutOptions) {
   for (const auto& change : kChanges) {
     KernelSpec spec = KernelSpec::call_check(4, "sm_90a");
     change(spec);
-    if (spec == KernelSpec::call_check(spec.world_size, "sm_90a")) continue;
+    if (spec.op != Op::kCallCheck || spec == KernelSpec::call_check(spec.world_size, "sm_90a")) continue;
     EXPECT_NE(refusal(spec).find("call_check does not have"), std::string::npos) << spec.to_json();
   }
   EXPECT_NE(refusal(KernelSpec::call_check(17, "sm_90a")).find("world_size 17"), std::string::npos);
   EXPECT_NE(refusal(KernelSpec::call_check(4, "sm_70")).find("arch"), std::string::npos);
+}
+
+TEST(SpecPatterns, HaveTheCodesOfPublicInterfaces) {
+  EXPECT_EQ(pattern_code(Op::kAllReduce, Pattern::kAllReduce), 0);
+  EXPECT_EQ(pattern_code(Op::kAllReduce, Pattern::kResidualRmsNormPartialOutFp8Block), 7);
+  EXPECT_EQ(pattern_code(Op::kAllReduce, Pattern::kResidualRmsNormPartialOut), 8);
+  EXPECT_EQ(pattern_code(Op::kReduceScatter, Pattern::kReduceScatter), 0);
+  EXPECT_EQ(pattern_code(Op::kReduceScatter, Pattern::kAddResidualRmsNormFp8Block), 7);
+  EXPECT_EQ(pattern_code(Op::kReduceScatter, Pattern::kAddResidualRmsNorm), 8);
+  EXPECT_EQ(pattern_code(Op::kReduceScatter, Pattern::kResidualRmsNormPartialOut), -1);
+  EXPECT_EQ(pattern_of_code(Op::kReduceScatter, 9), std::nullopt);
+  for (const auto& op : runtime::kNames<Op>) {
+    // What deployments ask for by name.
+    if (op.value != Op::kCallCheck) {
+      EXPECT_FALSE(patterns(op.value).empty()) << op.name;
+    }
+    for (const Pattern pattern : patterns(op.value)) {
+      EXPECT_EQ(pattern_of_code(op.value, pattern_code(op.value, pattern)), pattern) << op.name;
+    }
+  }
+  // An all-reduce's enumerators are their codes.
+  for (const Pattern pattern : patterns(Op::kAllReduce)) {
+    EXPECT_EQ(pattern_code(Op::kAllReduce, pattern), static_cast<int>(pattern));
+  }
+}
+
+TEST(KernelSpecName, SaysOpAndPatternOnce) {
+  KernelSpec spec = example();
+  spec.op = Op::kReduceScatter;
+  EXPECT_EQ(spec.name(), "reduce_scatter_residual_rms_norm_one_shot_bf16_n8_h8192_fp32acc_t512_c1");
+  spec.pattern = Pattern::kReduceScatter;
+  EXPECT_EQ(spec.name(), "reduce_scatter_one_shot_bf16_n8_h8192_fp32acc_t512_c1");
 }
 
 TEST(SpecNames, EveryNumberHasOneName) {

@@ -4,13 +4,23 @@
 #include <unordered_set>
 
 #include "commfuse/planner.hpp"
-#include "runtime/spec_names.hpp"
 
 namespace commfuse::sim {
 namespace {
 
-constexpr std::array kAlgorithms = {Algorithm::kOneShot, Algorithm::kTwoShot};
-constexpr std::array kBasicPatterns = {Pattern::kAllReduce, Pattern::kResidualRmsNorm};
+/// Kernels that share a template.
+struct Family {
+  Op op;
+  Algorithm algorithm;
+  Pattern plain;  ///< without a norm
+};
+constexpr std::array kReducing = {
+    Family{Op::kAllReduce, Algorithm::kOneShot, Pattern::kAllReduce},
+    Family{Op::kAllReduce, Algorithm::kTwoShot, Pattern::kAllReduce},
+    Family{Op::kReduceScatter, Algorithm::kOneShot, Pattern::kReduceScatter},
+};
+
+constexpr Family kDirect{Op::kAllReduce, Algorithm::kDirect, Pattern::kAllReduce};
 
 class List {
  public:
@@ -40,10 +50,11 @@ class List {
   std::unordered_set<std::string> seen_;
 };
 
-KernelSpec shape(Pattern pattern, Algorithm algorithm, int world_size, int hidden_size, DataType dtype) {
+KernelSpec shape(Pattern pattern, const Family& family, int world_size, int hidden_size, DataType dtype) {
   KernelSpec spec;
+  spec.op = family.op;
   spec.pattern = pattern;
-  spec.algorithm = algorithm;
+  spec.algorithm = family.algorithm;
   spec.world_size = world_size;
   spec.hidden_size = hidden_size;
   spec.dtype = dtype;
@@ -57,17 +68,17 @@ KernelSpec shape(Pattern pattern, Algorithm algorithm, int world_size, int hidde
 
 std::vector<KernelSpec> simulated_kernels() {
   List list;
-  for (const Algorithm algorithm : kAlgorithms) {
-    for (const Pattern pattern : kBasicPatterns) {
+  for (const Family& family : kReducing) {
+    for (const Pattern pattern : {family.plain, Pattern::kResidualRmsNorm}) {
       // The protocol, for every world size: rows of two warps and a bit, so that the last warp is partly idle.
       for (const int world_size : {1, 2, 3, 4, 6, 8, 16}) {
-        list.add(shape(pattern, algorithm, world_size, 528, DataType::kBf16), {64, 1});
+        list.add(shape(pattern, family, world_size, 528, DataType::kBf16), {64, 1});
       }
       for (const int world_size : {2, 4}) {
         for (const DataType dtype : {DataType::kFp16, DataType::kFp32}) {
-          list.add(shape(pattern, algorithm, world_size, 264, dtype), {64, 1});
+          list.add(shape(pattern, family, world_size, 264, dtype), {64, 1});
         }
-        KernelSpec rounding = shape(pattern, algorithm, world_size, 264, DataType::kBf16);
+        KernelSpec rounding = shape(pattern, family, world_size, 264, DataType::kBf16);
         rounding.fp32_accumulate = false;
         list.add(rounding, {64, 1});
         rounding.dtype = rounding.gamma_dtype = DataType::kFp16;
@@ -75,49 +86,49 @@ std::vector<KernelSpec> simulated_kernels() {
       }
       // Hidden sizes of live models, with the planner's own geometries; the smallest possible; the largest.
       for (const int hidden_size : {8, 2880, 5120, 7168, 18432}) {
-        list.add(shape(pattern, algorithm, 2, hidden_size, DataType::kBf16));
+        list.add(shape(pattern, family, 2, hidden_size, DataType::kBf16));
       }
-      list.add(shape(pattern, algorithm, 2, 65536, DataType::kFp32));
+      list.add(shape(pattern, family, 2, 65536, DataType::kFp32));
       // examples/deployments/llama-3.1-70b-tp8.json, which scripts/quickstart.sh runs.
-      list.add(shape(pattern, algorithm, 8, 8192, DataType::kBf16));
+      list.add(shape(pattern, family, 8, 8192, DataType::kBf16));
     }
     // A row on a cluster must have the same bits as on a block.
     for (const int cluster : {1, 2, 4, 8}) {
-      list.add(shape(Pattern::kResidualRmsNorm, algorithm, 3, 2048, DataType::kBf16), {32, cluster});
+      list.add(shape(Pattern::kResidualRmsNorm, family, 3, 2048, DataType::kBf16), {32, cluster});
     }
     // Every pattern and option.
-    for (const auto& entry : runtime::kNames<Pattern>) {
+    for (const Pattern pattern : patterns(family.op)) {
       for (const DataType dtype : {DataType::kFp16, DataType::kBf16}) {
-        list.add(shape(entry.value, algorithm, 3, 768, dtype), {64, 1});
+        list.add(shape(pattern, family, 3, 768, dtype), {64, 1});
       }
-      KernelSpec scattered = shape(entry.value, algorithm, 3, 768, DataType::kBf16);
+      KernelSpec scattered = shape(pattern, family, 3, 768, DataType::kBf16);
       scattered.residual_scattered = true;
       list.add(scattered, {64, 1});
-      KernelSpec weights = shape(entry.value, algorithm, 2, 768, DataType::kBf16);
+      KernelSpec weights = shape(pattern, family, 2, 768, DataType::kBf16);
       weights.gamma_dtype = DataType::kFp32;
       weights.weight_bias = true;
       list.add(weights, {32, 2});
     }
     for (const QuantLayout layout : {QuantLayout::kSwizzled8x4, QuantLayout::kLinear}) {
-      KernelSpec fp4 = shape(Pattern::kResidualRmsNormFp4, algorithm, 3, 768, DataType::kBf16);
+      KernelSpec fp4 = shape(Pattern::kResidualRmsNormFp4, family, 3, 768, DataType::kBf16);
       fp4.quant_layout = layout;
       list.add(fp4, {64, 1});
     }
     for (const int group_size : {8, 16, 32, 64, 256}) {
-      KernelSpec group = shape(Pattern::kResidualRmsNormFp8Group, algorithm, 2, 768, DataType::kFp16);
+      KernelSpec group = shape(Pattern::kResidualRmsNormFp8Group, family, 2, 768, DataType::kFp16);
       group.group_size = group_size;
       list.add(group, {64, 1});
     }
   }
   // Direct kernels: the protocol for several world sizes, every pattern, and outputs that only the owner has.
-  for (const Pattern pattern : kBasicPatterns) {
+  for (const Pattern pattern : {kDirect.plain, Pattern::kResidualRmsNorm}) {
     for (const int world_size : {1, 2, 3, 4, 8}) {
-      list.add(shape(pattern, Algorithm::kDirect, world_size, 528, DataType::kBf16), {64, 1});
+      list.add(shape(pattern, kDirect, world_size, 528, DataType::kBf16), {64, 1});
     }
-    list.add(shape(pattern, Algorithm::kDirect, 2, 8192, DataType::kBf16));
+    list.add(shape(pattern, kDirect, 2, 8192, DataType::kBf16));
   }
-  for (const auto& entry : runtime::kNames<Pattern>) {
-    KernelSpec direct = shape(entry.value, Algorithm::kDirect, 3, 768, DataType::kBf16);
+  for (const Pattern pattern : patterns(kDirect.op)) {
+    KernelSpec direct = shape(pattern, kDirect, 3, 768, DataType::kBf16);
     list.add(direct, {64, 1});
     direct.residual_scattered = true;
     list.add(direct, {64, 1});

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "commfuse/spec.hpp"
-#include "device/params.cuh"
 
 namespace commfuse::sim {
 
-using AllReduceKernel = void (*)(const device::AllReduceParams&);
+/// Called with the parameter block of the spec's operation (device/params.cuh).
+using SimulatedKernel = void (*)(const void* params);
 
 /// The kernel that simulates `spec`, whatever its architecture; null if the simulator was compiled without it.
-[[nodiscard]] AllReduceKernel find_kernel(const KernelSpec& spec);
+[[nodiscard]] SimulatedKernel find_kernel(const KernelSpec& spec);
 
 }  // namespace commfuse::sim

@@ -1,55 +1,62 @@
 // Writes the C++ files of the simulated kernels: render DIRECTORY SHARDS. Each holds some of the list's Config structs,
 // in the generator's own words, and one function that finds them by name.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <set>
 
 #include "runtime/generator.hpp"
 #include "sim/kernels/list.hpp"
 
 namespace {
 
-using commfuse::Algorithm;
 using commfuse::KernelSpec;
 
 std::string render_shard(const std::vector<KernelSpec>& kernels, std::size_t shard, std::size_t shards) {
   std::string configs;
   std::string cases;
+  std::set<std::string> headers;
   for (std::size_t i = shard; i < kernels.size(); i += shards) {
     const std::string name = kernels[i].name();
     configs += commfuse::runtime::render_config(kernels[i], name) + "\n";
-    cases +=
-        fmt::format("  if (name == \"{}\") return &commfuse::device::{}<{}>;\n", name,
-                    kernels[i].algorithm == Algorithm::kOneShot ? "all_reduce_one_shot" : "all_reduce_two_shot", name);
+    const commfuse::runtime::TemplateEntry entry = commfuse::runtime::template_of(kernels[i]);
+    headers.insert(fmt::format("#include \"{}\"\n", entry.header));
+    cases += fmt::format("  if (name == \"{0}\") return &simulate<device::{2}, &device::{1}<{0}>>;\n", name,
+                         entry.function, entry.params);
   }
   return fmt::format(R"(#include <string_view>
 
 #include "sim/ptx.hpp"
 
-#include "all_reduce.cuh"
-#include "all_reduce_two_shot.cuh"
-#include "sim/kernels/registry.hpp"
+{headers}#include "sim/kernels/registry.hpp"
 
 namespace {{
 {configs}
 }}  // namespace
 
 namespace commfuse::sim {{
-AllReduceKernel find_kernel_{shard}(std::string_view name) {{
+template <typename Params, void (*kKernel)(const Params&)>
+static void simulate(const void* params) {{
+  kKernel(*static_cast<const Params*>(params));
+}}
+
+SimulatedKernel find_kernel_{shard}(std::string_view name) {{
 {cases}  return nullptr;
 }}
 }}  // namespace commfuse::sim
 )",
-                     fmt::arg("configs", configs), fmt::arg("cases", cases), fmt::arg("shard", shard));
+                     fmt::arg("headers", fmt::join(headers, "")), fmt::arg("configs", configs),
+                     fmt::arg("cases", cases), fmt::arg("shard", shard));
 }
 
 std::string render_registry(std::size_t shards) {
   std::string declarations;
   std::string calls;
   for (std::size_t shard = 0; shard < shards; ++shard) {
-    declarations += fmt::format("AllReduceKernel find_kernel_{}(std::string_view name);\n", shard);
+    declarations += fmt::format("SimulatedKernel find_kernel_{}(std::string_view name);\n", shard);
     calls += fmt::format("  if (const auto kernel = find_kernel_{}(name)) return kernel;\n", shard);
   }
   return fmt::format(R"(#include "sim/kernels/registry.hpp"
@@ -59,7 +66,7 @@ std::string render_registry(std::size_t shards) {
 
 namespace commfuse::sim {{
 {declarations}
-AllReduceKernel find_kernel(const KernelSpec& spec) {{
+SimulatedKernel find_kernel(const KernelSpec& spec) {{
   const std::string name = spec.name();
 {calls}  return nullptr;
 }}

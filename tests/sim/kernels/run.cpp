@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "commfuse/workspace.hpp"
+#include "device/params.cuh"
+#include "runtime/pattern.hpp"
 
 namespace commfuse::sim {
 namespace {
@@ -49,15 +51,28 @@ constexpr std::size_t memory_of(std::size_t bytes) noexcept {
   return std::max<std::size_t>((bytes + 15) / 16 * 16, 16);
 }
 
+std::vector<std::int64_t> rows_of(const SimulatedCall& call) {
+  return call.rows_of_ranks.empty() ? reference::balanced_rows(call.tokens, call.spec.world_size) : call.rows_of_ranks;
+}
+std::int64_t longest_run(const SimulatedCall& call) {
+  const std::vector<std::int64_t> rows = rows_of(call);
+  return *std::max_element(rows.begin(), rows.end());
+}
+
 unsigned teams_of(const SimulatedCall& call) {
   if (call.teams != 0) return call.teams;
   const KernelSpec& spec = call.spec;
-  const std::int64_t vectors = call.tokens * spec.hidden_size * size_of(spec.dtype) / 16;
-  if (spec.algorithm != Algorithm::kOneShot) {
-    return static_cast<unsigned>((call.tokens + spec.world_size - 1) / spec.world_size);
-  }
-  if (spec.pattern == Pattern::kAllReduce) return static_cast<unsigned>((vectors + spec.threads - 1) / spec.threads);
-  return static_cast<unsigned>(call.tokens);
+  const bool own_rows_only = spec.op == Op::kReduceScatter || spec.algorithm != Algorithm::kOneShot;
+  const std::int64_t rows = own_rows_only ? longest_run(call) : call.tokens;
+  const std::int64_t vectors = rows * spec.hidden_size * size_of(spec.dtype) / 16;
+  const bool flat = spec.pattern == Pattern::kReduceScatter ||
+                    (spec.pattern == Pattern::kAllReduce && spec.algorithm == Algorithm::kOneShot);
+  return static_cast<unsigned>(std::max<std::int64_t>(1, flat ? (vectors + spec.threads - 1) / spec.threads : rows));
+}
+
+/// Of the balanced call that needs as much room.
+std::int64_t tokens_to_size(const SimulatedCall& call) {
+  return call.rows_of_ranks.empty() ? call.tokens : longest_run(call) * call.spec.world_size;
 }
 
 class Run {
@@ -65,7 +80,7 @@ class Run {
   Run(const std::vector<SimulatedCall>& calls, const Options& options)
       : calls_(calls), options_(options), world_(static_cast<std::uint32_t>(calls.front().spec.world_size), options) {
     for (const SimulatedCall& call : calls) {
-      rotation_bytes_ = std::max(rotation_bytes_, required_rotation_bytes(call.spec, call.tokens));
+      rotation_bytes_ = std::max(rotation_bytes_, required_rotation_bytes(call.spec, tokens_to_size(call)));
     }
     rotation_bytes_ = (std::max<std::uint64_t>(rotation_bytes_, 1) + 255) / 256 * 256;
     for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
@@ -103,7 +118,7 @@ class Run {
 
  private:
   void place(const SimulatedCall& call, std::uint64_t seed) {
-    placed_.push_back({reference::make_case(call.spec, call.tokens, call.values, seed, seed % 2 == 1), {}, {}});
+    placed_.push_back({reference::make_case(call.spec, rows_of(call), call.values, seed, seed % 2 == 1), {}, {}});
     PlacedCall& placed = placed_.back();
     for (std::uint32_t rank = 0; rank < world_.ranks(); ++rank) {
       placed.pointers.push_back(tensors_of(call, placed.data, rank));
@@ -171,7 +186,8 @@ class Run {
       const auto id = static_cast<TensorId>(i);
       const reference::CaseTensor& tensor = data.tensor(static_cast<int>(rank), id);
       if (!tensor.used) continue;
-      if (call.in_place && (id == TensorId::kOut || id == TensorId::kNormOut)) {
+      const bool like_in = call.spec.op == Op::kAllReduce;  // in a reduce-scatter `in` has more rows than the outputs
+      if (call.in_place && like_in && (id == TensorId::kOut || id == TensorId::kNormOut)) {
         pointers[static_cast<std::size_t>(i)] = pointers[static_cast<std::size_t>(TensorId::kIn)];
         continue;
       }
@@ -219,23 +235,43 @@ class Run {
     params.mixture = floats(TensorId::kMixture);
     params.score_weight = at(TensorId::kScoreWeight);
     params.mixture_gamma = at(TensorId::kMixtureGamma);
-    params.scale_stride = static_cast<device::u64>(placed.data.scale_stride);
+    params.scale_stride = static_cast<device::u64>(placed.data.scale_strides[rank]);
     params.rank = rank;
-    params.tokens = static_cast<device::u32>(call.tokens);
+    params.add_in = vectors(TensorId::kAddIn);
+    params.tokens = static_cast<device::u32>(placed.data.tokens);
     params.flags = (call.dependent ? device::kTriggerEarly : 0U) | (zero_padding ? device::kZeroScalePadding : 0U);
-    params.operation = static_cast<device::u32>(call.spec.pattern);
+    params.operation = runtime::operation_word(call.spec.op, call.spec.pattern);
     if (call.direct != 0) {
       params.direct = call.direct;
       const device::u64* offsets = offsets_of(placed, rank);
       for (auto& tensor : params.peer_offset) tensor = std::exchange(offsets, offsets + device::kMaxWorldSize);
     }
     params.eps = placed.data.eps;
+    switch (call.spec.op) {
+      case Op::kAllReduce:
+        return launch(call, params, rank);
+      case Op::kReduceScatter: {
+        device::ReduceScatterParams scatter{};
+        scatter.common = params;
+        scatter.common.tokens = static_cast<device::u32>(placed.data.rows[rank].count);
+        scatter.longest = static_cast<device::u32>(longest_run(call));
+        for (std::size_t i = 0; i < placed.data.rows.size(); ++i) {
+          scatter.row_begin[i] = static_cast<device::u32>(placed.data.rows[i].begin);
+          scatter.row_begin[i + 1] = scatter.row_begin[i] + static_cast<device::u32>(placed.data.rows[i].count);
+        }
+        return launch(call, scatter, rank);
+      }
+    }
+  }
+
+  template <typename Params>
+  void launch(const SimulatedCall& call, const Params& params, std::uint32_t rank) {
     const auto cluster = static_cast<std::uint32_t>(call.spec.cluster);
-    const AllReduceKernel kernel = call.kernel != nullptr ? call.kernel : find_kernel(call.spec);
+    const SimulatedKernel kernel = call.kernel != nullptr ? call.kernel : find_kernel(call.spec);
     if (kernel == nullptr) {
       throw Failure(FailureKind::kUsage, "the simulator was compiled without kernel " + call.spec.name());
     }
-    world_.launch(rank, kernel, params,
+    world_.launch(rank, [kernel, params] { kernel(&params); },
                   {.blocks = teams_of(call) * cluster,
                    .threads = static_cast<std::uint32_t>(call.spec.threads),
                    .cluster = cluster,

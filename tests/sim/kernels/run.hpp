@@ -7,6 +7,7 @@
 
 #include "commfuse/planner.hpp"
 #include "commfuse/spec.hpp"
+#include "device/params.cuh"
 #include "reference/case.hpp"
 #include "sim/kernels/registry.hpp"
 #include "sim/world.hpp"
@@ -18,14 +19,15 @@ struct SimulatedCall {
   KernelSpec spec;
   std::int64_t tokens = 1;
   reference::Values values = reference::Values::kNormal;
-  unsigned teams = 0;                ///< blocks or clusters; 0: one per piece of work
-  bool dependent = false;            ///< programmatic dependent launch, triggered early
-  bool in_place = false;             ///< outputs in the memory of the inputs, where shapes agree
-  std::uint32_t direct = 0;          ///< direct kernels: device::bit_of() the tensors that are registered
+  std::vector<std::int64_t> rows_of_ranks = {};  ///< instead of `tokens`, where the operation scatters or gathers
+  unsigned teams = 0;                            ///< blocks or clusters; 0: one per piece of work
+  bool dependent = false;                        ///< programmatic dependent launch, triggered early
+  bool in_place = false;                         ///< outputs in the memory of the inputs, where shapes agree
+  std::uint32_t direct = 0;                      ///< direct kernels: device::bit_of() the tensors that are registered
   /// As an engine does it: all calls use the same input and output tensors; a kernel before each call fills the input
   /// and one after it takes the outputs away. Calls of one run are all so or none.
   bool reuses_tensors = false;
-  AllReduceKernel kernel = nullptr;  ///< instead of the registry's, for planted faults
+  SimulatedKernel kernel = nullptr;  ///< instead of the registry's, for planted faults
 };
 
 /// Makes the calls one after the other on one workspace and returns what differs from the reference: an empty text if
