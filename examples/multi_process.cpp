@@ -3,7 +3,8 @@
 //   torchrun --no-python --nproc-per-node 4 multi_process      or      mpirun -n 4 multi_process
 //
 // Rank i sums i + 1 with the others and checks the result. Ranks take GPUs in turn; several may share one (start the
-// CUDA MPS daemon then, so that their kernels run at the same time). On a machine with no GPU it says so.
+// CUDA MPS daemon then, so that their kernels run at the same time). On a machine with no GPU the ranks meet, say what
+// is missing, and end with status 3.
 #include <algorithm>
 #include <chrono>
 #include <commfuse/commfuse.hpp>
@@ -18,6 +19,7 @@ namespace {
 constexpr int kHiddenSize = 4096;
 constexpr std::int64_t kTokens = 64;
 constexpr std::chrono::seconds kPatience{60};
+constexpr int kNoGpu = 3;  ///< exit status
 
 std::uint16_t to_bf16(int small) {  // exact up to 256
   const auto number = static_cast<float>(small);
@@ -91,9 +93,12 @@ int main() try {
   const commfuse::LaunchInfo launch = commfuse::read_launch(environment);
   const auto exchange = commfuse::make_exchange_from_environment(environment, {}, kPatience);
   if (!example::has_gpu()) {
-    std::printf("rank %d of %d has met the others; no GPU here, so there is nothing to reduce\n", launch.rank,
-                launch.size);
-    return 0;
+    std::fprintf(
+        stderr,
+        "multi_process: rank %d of %d has met the others, but cannot go on: it needs an NVIDIA GPU with a driver "
+        "for CUDA 12 or later, and there is none here\n",
+        launch.rank, launch.size);
+    return kNoGpu;
   }
   return all_reduce(launch, *exchange);
 } catch (const std::exception& error) {

@@ -99,7 +99,7 @@ Status AllGather::launch_runs(const AllGatherTensors& tensors, const RowPartitio
   const KernelSpec& first = specs_.front();
   Extent extent;
   extent.all_rows = partition.rows(workspace_->world_size());
-  if (extent.all_rows == 0) return {};
+  if (extent.all_rows == 0) return announce(first, 0, 0, options, stream);
   extent.own_begin = partition.begin[static_cast<std::size_t>(rank)];
   extent.own_rows = partition.count(rank);
   extent.row_bytes = std::int64_t{first.hidden_size} * size_of(first.dtype);
@@ -139,6 +139,8 @@ Status AllGather::launch_runs(const AllGatherTensors& tensors, const RowPartitio
   params.y_eps = tensors.y_eps;
   params.longest = static_cast<device::u32>(partition.longest);
   std::copy(partition.begin.begin(), partition.begin.end(), params.row_begin);
+  const std::uint32_t runs = runtime::fingerprint(partition, workspace_->world_size());
+  if (const Status status = announce(spec, extent.all_rows, runs, options, stream); !status.ok()) return status;
   return start(chosen, &params, options, stream);
 }
 

@@ -108,8 +108,10 @@ AllReduce::AllReduce(const KernelSet& kernels, Workspace& workspace, const AllRe
 
 Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
                          Stream stream) noexcept {
-  if (tokens == 0) return {};
+  if (tokens == 0 && !is_announced()) return {};
   if (const Status status = check_call(tokens, options); !status.ok()) return status;
+  // In checking mode others may find out that they should have brought none either.
+  if (tokens == 0) return announce(specs_.front(), tokens, 0, options, stream);
   const std::int64_t stride = tensors.scale_stride != 0 ? tensors.scale_stride : runtime::default_scale_stride(tokens);
   if (const Status status = runtime::check_scale_stride(stride, tokens); !status.ok()) return status;
   const std::array<Argument, kArguments> arguments = arguments_of(kind_, *workspace_, tensors, tokens);
@@ -139,6 +141,9 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   params.scale_stride = static_cast<device::u64>(stride);
   params.tokens = static_cast<device::u32>(tokens);
   params.operation = runtime::operation_word(Op::kAllReduce, kind_.pattern);
+  if (const Status status = announce(spec, tokens, static_cast<std::uint32_t>(params.direct), options, stream);
+      !status.ok())
+    return status;
   return start(chosen, &params, options, stream);
 }
 

@@ -190,6 +190,7 @@ Deployment Deployment::parse(std::string_view text, std::string_view origin) {
   deployment.dtype = enum_from<DataType>(document.at("dtype"));
   deployment.max_tokens = document.at("max_tokens").get<std::int64_t>();
   if (document.contains("arch")) deployment.arch = document.at("arch").get<std::vector<std::string>>();
+  deployment.checking = document.value("checking", false);
   for (const json& object : document.at("operations")) deployment.operations.push_back(operation_from(object));
   check_meaning(deployment, origin);
   return deployment;
@@ -219,6 +220,7 @@ std::vector<KernelSpec> Deployment::kernels(const std::vector<std::string>& arch
         }
       }
     }
+    if (checking) specs.push_back(KernelSpec::call_check(world_size, target));
   }
   return specs;
 }

@@ -22,7 +22,10 @@ void DeviceBuffer::fill(std::uint32_t word) {
 }
 
 void DeviceBuffer::upload(const void* source, std::size_t bytes) {
-  if (bytes > 0) COMMFUSE_DRIVER(cuMemcpyHtoD(pointer_, source, bytes));
+  if (bytes == 0) return;
+  COMMFUSE_DRIVER(cuMemcpyHtoD(pointer_, source, bytes));
+  // A copy from pageable memory may return before it has arrived.
+  COMMFUSE_DRIVER(cuCtxSynchronize());
 }
 
 void DeviceBuffer::download(void* target, std::size_t bytes) const {

@@ -6,6 +6,7 @@
 
 #include "commfuse/operations.hpp"
 #include "runtime/call_arguments.hpp"
+#include "runtime/call_check.hpp"
 #include "runtime/driver.hpp"
 #include "runtime/loader.hpp"
 #include "runtime/pattern.hpp"
@@ -39,6 +40,14 @@ FusedOperation::FusedOperation(const KernelSet& kernels, Workspace& workspace, K
     specs_.push_back(alternatives[i]);
     images_.push_back(found[i]);
   }
+  check_ = runtime::call_check_of(kernels, *workspace_);
+}
+
+Status FusedOperation::announce(const KernelSpec& spec, std::int64_t tokens, std::uint32_t rows_of_ranks,
+                                const LaunchOptions& options, Stream stream) const noexcept {
+  if (check_ == nullptr) return {};
+  return runtime::announce_call(*check_, *workspace_, runtime::CallHeader(spec, tokens, rows_of_ranks, options.eps),
+                                stream);
 }
 
 Plan FusedOperation::plan(std::int64_t tokens, const LaunchOptions& options, bool registered) const noexcept {

@@ -93,6 +93,8 @@ TemplateEntry template_of(const KernelSpec& spec) {
         return {"all_reduce.cuh", "all_reduce_one_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
       }
       return {"all_reduce_two_shot.cuh", "all_reduce_two_shot", "AllReduceParams", sizeof(device::AllReduceParams)};
+    case Op::kCallCheck:
+      return {"call_check.cuh", "call_check", "CallCheckParams", sizeof(device::CallCheckParams)};
     case Op::kReduceScatter:
       return {"reduce_scatter.cuh", "reduce_scatter", "ReduceScatterParams", sizeof(device::ReduceScatterParams)};
     case Op::kAllGather:
@@ -102,6 +104,15 @@ TemplateEntry template_of(const KernelSpec& spec) {
 }
 
 std::string render_config(const KernelSpec& spec, std::string_view struct_name) {
+  if (spec.op == Op::kCallCheck) {
+    return fmt::format(R"(struct {name} {{
+  static constexpr commfuse::device::u32 kWorldSize = {world_size};
+  static constexpr commfuse::device::u32 kThreads = {threads};
+}};
+)",
+                       fmt::arg("name", struct_name), fmt::arg("world_size", spec.world_size),
+                       fmt::arg("threads", spec.threads));
+  }
   const PatternTraits traits = traits_of(spec.pattern);
   return fmt::format(
       R"(struct {name} {{

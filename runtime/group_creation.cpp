@@ -26,9 +26,10 @@ void GroupCreation::agree_on_request() {
                 fmt::format("it has {} ranks", exchange_.size()), fmt::format("at most {} can", device::kMaxWorldSize));
   }
   const std::string request = fmt::format(
-      "commfuse {}, rotation bytes {}, parameter block of {} bytes, memory kind {}, self-test {}, planner table {}",
+      "commfuse {}, rotation bytes {}, parameter block of {} bytes, memory kind {}, self-test {}, checking mode {}, "
+      "planner table {}",
       COMMFUSE_VERSION_STRING, rotation_bytes_, sizeof(device::AllReduceParams), to_string(asked_),
-      options_.self_test ? "on" : "off",
+      options_.self_test ? "on" : "off", options_.checking ? "on" : "off",
       options_.planner_table.is_empty() ? "none" : cache::sha256_hex(options_.planner_table.to_json()));
   agree(exchange_, "the workspace", as_span(request), options_.set_up_timeout);
 }

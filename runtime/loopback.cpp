@@ -21,6 +21,7 @@ class LoopbackWorkspace final : public runtime::WorkspaceState {
     world_size_ = world_size;
     rotation_bytes_ = runtime::rounded_rotation_bytes(options.rotation_bytes);
     timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
+    checking_ = options.checking;
     caps_ = caps;
     CUdevice device = 0;
     COMMFUSE_DRIVER(cuCtxGetDevice(&device));
@@ -29,6 +30,7 @@ class LoopbackWorkspace final : public runtime::WorkspaceState {
     control_ = control_memory_.as<device::Control>();
     mailbox_ = static_cast<device::HostMailbox*>(mailbox_memory_.host());
     device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());
+    make_stop_sender();
     reset();
   }
 

@@ -124,6 +124,8 @@ inline constexpr std::array kAllGatherPatterns = {
       return kReduceScatterPatterns;
     case Op::kAllGather:
       return kAllGatherPatterns;
+    case Op::kCallCheck:
+      break;
   }
   return {};
 }

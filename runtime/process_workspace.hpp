@@ -23,6 +23,7 @@ class ProcessWorkspace final : public WorkspaceState {
     world_size_ = exchange.size();
     rotation_bytes_ = rotation_bytes;
     timeout_ns_ = static_cast<std::uint64_t>(options.timeout.count());
+    checking_ = options.checking;
     caps_ = caps;
     CUdevice device = 0;
     COMMFUSE_DRIVER(cuCtxGetDevice(&device));
@@ -32,6 +33,7 @@ class ProcessWorkspace final : public WorkspaceState {
     control_ = control_memory_.as<device::Control>();
     mailbox_ = static_cast<device::HostMailbox*>(mailbox_memory_.host());
     device_mailbox_ = reinterpret_cast<device::HostMailbox*>(mailbox_memory_.device());
+    make_stop_sender();
   }
 
   /// Takes memory for rotation buffers of that size, and gives back what it had.
@@ -46,7 +48,6 @@ class ProcessWorkspace final : public WorkspaceState {
   void find_peers() noexcept {
     for (int rank = 0; rank < world_size_; ++rank) peer_buffer_[rank] = memory_.pointer(rank, rank_);
   }
-  [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
   /// Starts over at epoch 0, without a failure; calls are prepared for `generation` from now on. No call may be under
   /// way, and the rotation buffers must be empty.
   void restart(std::uint32_t generation) {
@@ -73,6 +74,7 @@ class ProcessWorkspace final : public WorkspaceState {
     buffers().abandon();
     control_memory_.abandon();
     mailbox_memory_.abandon();
+    abandon_stop_sender();
   }
 
  private:

@@ -91,7 +91,7 @@ Status ReduceScatter::launch_runs(const ReduceScatterTensors& tensors, const Row
   const int rank = workspace_->rank();
   const std::int64_t all_rows = partition.rows(workspace_->world_size());
   const std::int64_t own_rows = partition.count(rank);
-  if (all_rows == 0) return {};
+  if (all_rows == 0) return announce(specs_.front(), 0, 0, options, stream);
   const std::int64_t stride =
       tensors.scale_stride != 0 ? tensors.scale_stride : runtime::default_scale_stride(own_rows);
   if (const Status status = runtime::check_scale_stride(stride, own_rows); !status.ok()) return status;
@@ -113,6 +113,11 @@ Status ReduceScatter::launch_runs(const ReduceScatterTensors& tensors, const Row
   params.common.operation = runtime::operation_word(Op::kReduceScatter, spec.pattern);
   std::copy(partition.begin.begin(), partition.begin.end(), params.row_begin);
   params.longest = static_cast<device::u32>(partition.longest);
+  if (const Status status =
+          announce(spec, all_rows, runtime::fingerprint(partition, workspace_->world_size()), options, stream);
+      !status.ok()) {
+    return status;
+  }
   return start(chosen, &params, options, stream);
 }
 

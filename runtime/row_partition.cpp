@@ -44,4 +44,11 @@ RowPartition explicit_partition(std::span<const std::int64_t> rows_of_ranks) noe
   return partition;
 }
 
+std::uint32_t fingerprint(const RowPartition& partition, int world_size) noexcept {
+  if (balanced_partition(partition.rows(world_size), world_size).begin == partition.begin) return 0;
+  std::uint32_t word = 0x811c9dc5U;
+  for (const std::uint32_t begin : partition.begin) word = (word ^ begin) * 0x01000193U;
+  return word;
+}
+
 }  // namespace commfuse::runtime

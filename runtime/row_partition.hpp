@@ -32,4 +32,7 @@ struct RowPartition {
 /// Runs of the given lengths, one for each rank, none negative, their sum below 2^31.
 [[nodiscard]] RowPartition explicit_partition(std::span<const std::int64_t> rows_of_ranks) noexcept;
 
+/// Stands for the runs where ranks compare their calls (FNV-1a of them); 0 where they are balanced.
+[[nodiscard]] std::uint32_t fingerprint(const RowPartition& partition, int world_size) noexcept;
+
 }  // namespace commfuse::runtime

@@ -66,6 +66,24 @@ void require_known(Enum value, std::string_view field) {
   refuse(field, std::to_string(static_cast<int>(value)), allowed);
 }
 
+/// An option that the kernel does not have must not be set: equal machine code has one spec.
+void require_normalised(const KernelSpec& spec) {
+  if (spec == spec.normalised()) return;
+  const std::string owner =
+      spec.op != Op::kCallCheck ? fmt::format("pattern {}", to_string(spec.pattern)) : std::string(to_string(spec.op));
+  throw Error(Code::kInvalidArgument, fmt::format("kernel spec: an option that {} does not have is set", owner),
+              fmt::format("found {}", spec.to_json()), fmt::format("use {}", spec.normalised().to_json()));
+}
+
+int require_arch(const KernelSpec& spec) {
+  const std::optional<int> number = arch_number(spec.arch);
+  if (!number || *number < kMinArch) {
+    refuse("arch", fmt::format("'{}'", spec.arch.substr(0, 32)),
+           "sm_80 and later, as NVRTC names them (sm_90a, sm_100f)");
+  }
+  return *number;
+}
+
 template <typename Enum>
 Enum enum_at(const json& object, const char* key) {
   const std::string& name = object.at(key).get_ref<const std::string&>();
@@ -111,6 +129,8 @@ std::span<const Pattern> patterns(Op op) noexcept {
       return kReduceScatter;
     case Op::kAllGather:
       return kAllGather;
+    case Op::kCallCheck:
+      break;
   }
   return {};
 }
@@ -131,7 +151,16 @@ std::optional<Pattern> pattern_of_code(Op op, int code) noexcept {
 
 int size_of(DataType dtype) noexcept { return dtype == DataType::kFp32 ? 4 : 2; }
 
+KernelSpec KernelSpec::call_check(int world_size, std::string arch) {
+  KernelSpec spec;
+  spec.op = Op::kCallCheck;
+  spec.world_size = world_size;
+  spec.arch = std::move(arch);
+  return spec.normalised();
+}
+
 std::string KernelSpec::name() const {
+  if (op == Op::kCallCheck) return fmt::format("{}_n{}", to_string(op), world_size);
   const std::string_view op_name = to_string(op);
   const std::string_view pattern_name = to_string(pattern);
   // "all_reduce_all_reduce" would say nothing more than "all_reduce".
@@ -151,6 +180,14 @@ std::string KernelSpec::name() const {
 }
 
 KernelSpec KernelSpec::normalised() const {
+  if (op == Op::kCallCheck) {
+    KernelSpec spec;
+    spec.op = op;
+    spec.world_size = world_size;
+    spec.threads = kWarp;
+    spec.arch = arch;
+    return spec;
+  }
   const runtime::PatternTraits traits = runtime::traits_of(pattern);
   const KernelSpec defaults;
   KernelSpec spec = *this;
@@ -203,10 +240,17 @@ std::string KernelSpec::to_json() const {
 void KernelSpec::validate() const {
   require_known(op, "op");
   require_known(pattern, "pattern");
-  if (pattern_code(op, pattern) < 0) refuse("pattern", std::string(to_string(pattern)), runtime::patterns_text(op));
+  if (op != Op::kCallCheck && pattern_code(op, pattern) < 0) {
+    refuse("pattern", std::string(to_string(pattern)), runtime::patterns_text(op));
+  }
   require_known(algorithm, "algorithm");
   require_known(dtype, "dtype");
   require(world_size >= 1 && world_size <= kMaxWorldSize, "world_size", world_size, "1 to 16");
+  if (op == Op::kCallCheck) {
+    require_normalised(*this);
+    (void)require_arch(*this);
+    return;
+  }
   require(hidden_size >= 1 && hidden_size <= kMaxHiddenSize, "hidden_size", hidden_size, "1 to 65536");
   const int multiple = kVectorBytes / size_of(dtype);
   if (hidden_size % multiple != 0) {
@@ -245,19 +289,12 @@ void KernelSpec::validate() const {
     require(kv_lora_rank >= multiple && kv_lora_rank <= hidden_size - q_lora_rank && kv_lora_rank % multiple == 0,
             "kv_lora_rank", kv_lora_rank, fmt::format("multiples of {} up to hidden_size - q_lora_rank", multiple));
   }
-  if (*this != normalised()) {
-    throw Error(Code::kInvalidArgument,
-                fmt::format("kernel spec: an option that pattern {} does not have is set", to_string(pattern)),
-                fmt::format("found {}", to_json()), fmt::format("use {}", normalised().to_json()));
-  }
+  require_normalised(*this);
   require(threads >= kWarp && threads <= kMaxThreads && threads % kWarp == 0, "threads", threads,
           "multiples of 32 up to 1024");
   require(cluster == 1 || cluster == 2 || cluster == 4 || cluster == 8, "cluster", cluster, "1, 2, 4 or 8");
-  const std::optional<int> number = arch_number(arch);
-  if (!number || *number < kMinArch) {
-    refuse("arch", fmt::format("'{}'", arch.substr(0, 32)), "sm_80 and later, as NVRTC names them (sm_90a, sm_100f)");
-  }
-  if (cluster > 1 && *number < 90) refuse("cluster", std::to_string(cluster), "1 before sm_90");
+  const int number = require_arch(*this);
+  if (cluster > 1 && number < 90) refuse("cluster", std::to_string(cluster), "1 before sm_90");
 }
 
 std::string runtime::patterns_text(Op op) {

@@ -25,6 +25,7 @@ inline constexpr std::array kNames<Op> = {
     Named<Op>{Op::kAllReduce, "all_reduce"},
     Named<Op>{Op::kReduceScatter, "reduce_scatter"},
     Named<Op>{Op::kAllGather, "all_gather"},
+    Named<Op>{Op::kCallCheck, "call_check"},
 };
 
 template <>

@@ -1,10 +1,12 @@
 #include "runtime/workspace_state.hpp"
 
-#include "runtime/pattern.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+
+#include "runtime/call_header.hpp"
+#include "runtime/pattern.hpp"
 
 namespace commfuse {
 namespace {
@@ -21,13 +23,33 @@ std::string Failure::text() const {
   if (code == Code::kOk) return fmt::format("rank {}: no failure", rank);
   switch (code) {
     case Code::kTimeout:
+      if (before_call) {
+        return fmt::format(
+            "rank {}: timed out in call {} ({}) waiting for rank {} to announce its call; that rank died, is late, or "
+            "makes fewer calls",
+            rank, epoch, called(*this), awaited_rank);
+      }
       return fmt::format(
           "rank {}: timed out in call {} ({}) waiting for rank {}'s data of token {}; that rank died, is late, or made "
           "another call",
           rank, epoch, called(*this), awaited_rank, token);
     case Code::kAborted:
-      return fmt::format("rank {}: aborted in call {} ({}) while waiting for rank {}'s data of token {}", rank, epoch,
-                         called(*this), awaited_rank, token);
+      if (origin_rank < 0) return fmt::format("rank {}: aborted", rank);
+      if (origin_rank != rank) {
+        return fmt::format("rank {}: stopped in call {} ({}) because rank {} was aborted", rank, epoch, called(*this),
+                           origin_rank);
+      }
+      return fmt::format("rank {}: aborted in call {} ({}) while waiting for rank {}", rank, epoch, called(*this),
+                         awaited_rank);
+    case Code::kMismatch:
+      return fmt::format("rank {}: call {} ({}) is not the one that rank {} makes: {} is {} here and {} there", rank,
+                         epoch, called(*this), awaited_rank, field, runtime::describe_call_word(field, own_value),
+                         runtime::describe_call_word(field, other_value));
+    case Code::kBusy:
+      return fmt::format(
+          "rank {}: stopped in call {} ({}) because rank {} began a call while another of its calls was under way; "
+          "calls of one workspace must follow each other on one stream or be ordered by events",
+          rank, epoch, called(*this), origin_rank);
     case Code::kStale:
       if (operation.empty()) return fmt::format("rank {}: the workspace is suspended", rank);
       return fmt::format("rank {}: call {} ({}) was prepared for an earlier generation of the workspace", rank, epoch,
@@ -88,11 +110,15 @@ Code code_of(std::uint32_t status) noexcept {
     case device::DeviceStatus::kTimeout:
       return Code::kTimeout;
     case device::DeviceStatus::kAborted:
+    case device::DeviceStatus::kPeerAborted:
       return Code::kAborted;
     case device::DeviceStatus::kStale:
       return Code::kStale;
     case device::DeviceStatus::kMismatch:
       return Code::kMismatch;
+    case device::DeviceStatus::kBusy:
+    case device::DeviceStatus::kPeerBusy:
+      return Code::kBusy;
   }
   return Code::kInternal;
 }
@@ -109,19 +135,50 @@ Failure WorkspaceState::failure() const noexcept {
   Failure failure;
   failure.rank = rank_;
   failure.code = failure_code();
+  const std::uint32_t status = read(mailbox_->status);
   // Aborted before any kernel noticed: there is no call to describe.
-  if (read(mailbox_->status) == 0) return failure;
-  failure.awaited_rank = static_cast<int>(read(mailbox_->awaited_rank));
+  if (status == 0) return failure;
   failure.epoch = read(mailbox_->epoch_low) | std::uint64_t{read(mailbox_->epoch_high)} << 32;
   failure.token = read(mailbox_->token);
   const std::uint32_t operation = read(mailbox_->operation);
-  failure.op = runtime::op_of(operation);
-  failure.operation = to_string(runtime::pattern_of(operation));
+  const std::uint32_t called = operation & ~device::kAnnouncement;
+  failure.op = runtime::op_of(called);
+  failure.operation = to_string(runtime::pattern_of(called));
+  failure.before_call = (operation & device::kAnnouncement) != 0;
+  const auto other = static_cast<int>(read(mailbox_->awaited_rank));
+  switch (static_cast<device::DeviceStatus>(status)) {
+    case device::DeviceStatus::kPeerAborted:
+    case device::DeviceStatus::kPeerBusy:
+      failure.origin_rank = other;
+      return failure;
+    case device::DeviceStatus::kBusy:
+      failure.origin_rank = rank_;
+      return failure;
+    case device::DeviceStatus::kAborted:
+      failure.origin_rank = rank_;
+      break;
+    case device::DeviceStatus::kMismatch:
+      failure.field = call_word_name(read(mailbox_->field));
+      failure.own_value = read(mailbox_->own_value);
+      failure.other_value = read(mailbox_->other_value);
+      break;
+    default:
+      break;
+  }
+  failure.awaited_rank = other;
   return failure;
 }
 
 void WorkspaceState::abort() noexcept {
-  std::atomic_ref<device::u32>(mailbox_->abort).store(1, std::memory_order_release);
+  if (std::atomic_ref<device::u32>(mailbox_->abort).exchange(1, std::memory_order_acq_rel) != 0) return;
+  // Nobody waits, and there is no memory to write to.
+  if (is_suspended_) return;
+  std::uint64_t addresses[device::kMaxWorldSize] = {};
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_ || peer_buffer_[peer] == 0) continue;
+    addresses[peer] = peer_buffer_[peer] + 3 * rotation_bytes_ + offsetof(device::PeerSignals, stop);
+  }
+  if (stop_sender_ != nullptr) stop_sender_->send(addresses);
 }
 
 void WorkspaceState::fill(device::AllReduceParams& params) const noexcept {

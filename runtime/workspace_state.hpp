@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "commfuse/workspace.hpp"
 #include "device/params.cuh"
 #include "runtime/registered_ranges.hpp"
+#include "runtime/stop_sender.hpp"
 
 namespace commfuse::runtime {
 
@@ -45,6 +47,12 @@ class WorkspaceState : public Workspace {
     return buffers_.holding(pointer, bytes);
   }
   [[nodiscard]] RegisteredRanges& buffers() noexcept { return buffers_; }
+  /// Whether calls are announced before they are made.
+  [[nodiscard]] bool is_checking() const noexcept { return checking_; }
+  [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
+  [[nodiscard]] std::chrono::nanoseconds timeout() const noexcept {
+    return std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_ns_));
+  }
   /// Its memory is not there at the moment.
   [[nodiscard]] bool is_suspended() const noexcept { return is_suspended_; }
   /// For calls of this workspace; empty if none was given or it was measured on another device.
@@ -58,7 +66,8 @@ class WorkspaceState : public Workspace {
   std::uint64_t rotation_bytes_ = 0;
   std::uint64_t timeout_ns_ = 0;
   std::uint32_t generation_ = 0;
-  bool is_suspended_ = false;
+  std::atomic<bool> is_suspended_ = false;  ///< abort() reads it on any thread
+  bool checking_ = false;
   DeviceCaps caps_;
   PlannerTable planner_table_;
   std::uint64_t peer_buffer_[device::kMaxWorldSize] = {};
@@ -66,8 +75,19 @@ class WorkspaceState : public Workspace {
   device::HostMailbox* mailbox_ = nullptr;  ///< pinned memory, the host's address
   device::HostMailbox* device_mailbox_ = nullptr;
 
+  /// The context has died.
+  void abandon_stop_sender() noexcept {
+    if (stop_sender_ != nullptr) stop_sender_->abandon();
+  }
+  /// To be called when the rank is known, with the context current.
+  void make_stop_sender() {
+    constexpr auto kStatus = static_cast<std::uint32_t>(device::DeviceStatus::kPeerAborted);
+    stop_sender_ = std::make_unique<StopSender>(kStatus << device::kStopRankBits | static_cast<std::uint32_t>(rank_));
+  }
+
  private:
   RegisteredRanges buffers_;
+  std::unique_ptr<StopSender> stop_sender_;
 };
 
 }  // namespace commfuse::runtime

@@ -109,12 +109,20 @@ class FusedOperation {
 
   /// The checks that do not depend on the operation.
   Status check_call(std::int64_t tokens, const LaunchOptions& options) const noexcept;
+  /// In checking mode the other ranks are told of each call, right before start(); a call without tokens is not started
+  /// but announced. `rows_of_ranks` stands for the runs of rows where they are not balanced.
+  [[nodiscard]] bool is_announced() const noexcept { return check_ != nullptr; }
+  Status announce(const KernelSpec& spec, std::int64_t tokens, std::uint32_t rows_of_ranks,
+                  const LaunchOptions& options, Stream stream) const noexcept;
   /// Puts the planned kernel on the stream with the parameter block at `params`.
   Status start(const Plan& chosen, void* params, const LaunchOptions& options, Stream stream) const noexcept;
 
   std::vector<KernelSpec> specs_;
   std::vector<const KernelImage*> images_;
   runtime::WorkspaceState* workspace_;
+
+ private:
+  const KernelImage* check_ = nullptr;  ///< announces calls; null where the workspace is not in checking mode
 };
 
 /// A prepared all-reduce.
@@ -127,7 +135,7 @@ class AllReduce : public FusedOperation {
   /// Puts the call on the stream and returns; every rank of the group must make the same call. kInvalidArgument names
   /// the tensor; kCapacity means more tokens than the workspace holds; kTimeout, kAborted or kMismatch mean that an
   /// earlier call failed (Workspace::failure() says how) and nothing was launched. With 0 tokens nothing is launched,
-  /// on any rank. Safe inside a stream capture.
+  /// on any rank (but announced, in checking mode). Safe inside a stream capture.
   Status launch(const AllReduceTensors& tensors, std::int64_t tokens, const LaunchOptions& options,
                 Stream stream) noexcept;
 

@@ -16,6 +16,7 @@ enum class Op : int {
   kAllReduce = 0,      ///< every rank has the results of all rows
   kReduceScatter = 1,  ///< each rank has the results of its own rows
   kAllGather = 2,      ///< every rank has all ranks' rows
+  kCallCheck = 3,      ///< announces calls in checking mode; a deployment asks for it with "checking", not by name
 };
 
 /// What a kernel does with S, the sum of all ranks' inputs. The names are those of the deployment file, without the k
@@ -111,6 +112,9 @@ struct KernelSpec {
   /// Canonical JSON: sorted keys, no white space, every field. Equal specs give equal text on every machine.
   [[nodiscard]] std::string to_json() const;
 
+  /// The kernel that announces the calls of a group of that size. It has no hidden size, and one for all shapes.
+  [[nodiscard]] static KernelSpec call_check(int world_size, std::string arch);
+
   /// Throws Error(kInvalidArgument) naming the field, its value and what is allowed.
   void validate() const;
 
@@ -145,6 +149,7 @@ struct Deployment {
   DataType dtype = DataType::kBf16;
   std::int64_t max_tokens = 0;
   std::vector<std::string> arch;  ///< may be empty: the device at hand
+  bool checking = false;          ///< also the kernel that WorkspaceOptions::checking needs
   std::vector<Operation> operations;
 
   /// Reads and validates a file of at most 1 MiB. Throws Error(kNotFound, kIo) or Error(kInvalidInput) whose cause

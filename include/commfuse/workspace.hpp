@@ -32,20 +32,31 @@ struct WorkspaceOptions {
   /// ProcessGroup: every rank writes to and reads from every other's memory before it is used. Some drivers offer
   /// access between GPUs that does not work. The same on all ranks.
   bool self_test = true;
+  /// Every call is announced to all ranks before it is made, and all compare: a difference in operation, shape, type,
+  /// options or number of the call becomes kMismatch on both sides, and two calls at once kBusy, instead of a wrong
+  /// result or a time-out. Costs one small kernel and one exchange a call. The same on all ranks; needs the kernel of a
+  /// deployment with "checking": true.
+  bool checking = false;
   /// ProcessGroup: longest wait for a peer in one step of making the group.
   std::chrono::milliseconds set_up_timeout{std::chrono::seconds(60)};
 };
 
 /// Why the kernels of a workspace stopped: written by the first of them that failed.
 struct Failure {
-  Code code = Code::kOk;       ///< kOk: nothing failed; kTimeout, kAborted, kStale, kMismatch
+  Code code = Code::kOk;       ///< kOk: nothing failed; kTimeout, kAborted, kStale, kMismatch, kBusy
   int rank = 0;                ///< whose workspace this is
-  int awaited_rank = -1;       ///< whose data was waited for
+  int awaited_rank = -1;       ///< whose data was waited for, if any; kMismatch: whose call differs
+  int origin_rank = -1;        ///< kAborted, kBusy: the rank that was aborted, or that made two calls at once
   std::uint64_t epoch = 0;     ///< number of the call, from 0
   std::uint32_t token = 0;     ///< the token that was waited for
   Op op = Op::kAllReduce;      ///< which operation
   std::string_view operation;  ///< name of its pattern
+  bool before_call = false;    ///< checking mode: in the announcement of the call, before it began
+  std::string_view field;      ///< kMismatch: what differs ("tokens"), and the two values of it
+  std::uint32_t own_value = 0;
+  std::uint32_t other_value = 0;
 
+  /// A sentence for people, with the values in words.
   [[nodiscard]] std::string text() const;
 };
 
@@ -66,7 +77,9 @@ class Workspace {
 
   /// What the device reported so far. Reads pinned memory: costs nothing, waits for nothing, any thread.
   [[nodiscard]] virtual Failure failure() const noexcept = 0;
-  /// Makes this rank's waiting kernels, now and later, end with kAborted. Any thread.
+  /// Ends the waiting kernels of the whole group, now and later, with kAborted: those of this rank and, through a word
+  /// in their memory, those of all others. Returns at once. Any thread, but not while the group is made to grow,
+  /// sleep or wake; a second call does nothing.
   virtual void abort() noexcept = 0;
 
  protected:

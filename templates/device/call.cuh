@@ -1,4 +1,11 @@
 // One call on the GPU: which rotation buffer it uses, how long it waits, how it ends.
+//
+// How the kernels of a group end together. A waiting thread gives up for one of four reasons: another thread of its
+// rank has failed (Control::failed), its host has aborted (HostMailbox::abort), a peer says that all shall stop
+// (PeerSignals::stop, which the host of an aborted rank writes, and an announcement that finds two calls at once), or
+// its deadline has passed. The first thread of a rank that fails describes the failure in the mailbox. Nobody passes on
+// what it heard: whoever says stop says it to all. A deadline is not passed on either, since the others wait for the
+// same rank, have deadlines of their own and should name whom they miss.
 #pragma once
 
 #include "device/params.cuh"
@@ -8,6 +15,8 @@ namespace commfuse::device {
 
 /// Rounds of a polling loop between two looks at the clock and at the abort word (which lies in host memory).
 constexpr u32 kRoundsPerCheck = 256;
+/// PeerSignals::stop as it is filled in the beginning.
+constexpr u32 kNobodyStopped = 0xffffffffu;
 
 /// What every kernel begins with. Nothing is read before this: inputs, weights and control words may all be written by
 /// the kernels before.
@@ -27,6 +36,7 @@ class Call {
   /// block or cluster that left would be missed by shuffles and by writes into its shared memory. A failure that
   /// happens meanwhile therefore does not end the call here; the call goes through all its steps without waiting.
   COMMFUSE_DEVICE bool begin(const AllReduceParams& params) {
+    params_ = &params;
     control_ = params.control;
     mailbox_ = params.mailbox;
     timeout_ns_ = params.timeout_ns;
@@ -49,6 +59,7 @@ class Call {
   }
 
   COMMFUSE_DEVICE u64 epoch() const { return epoch_; }
+  COMMFUSE_DEVICE u64 timeout_ns() const { return timeout_ns_; }
   /// Bytes that the previous call's peers wrote into the buffer that this call clears.
   COMMFUSE_DEVICE u64 dirty_bytes() const { return dirty_bytes_; }
   /// This thread holds vectors that never arrived: nothing that it makes of them may be sent.
@@ -89,17 +100,37 @@ class Call {
       gave_up_ = true;
     } else if (ptx::load_relaxed_sys(&mailbox_->abort) != 0) {
       fail(DeviceStatus::kAborted, awaited_rank, token);
+    } else if (const u32 stop = ptx::load_relaxed_sys(&signals_of(params_->rank)->stop); stop != kNobodyStopped) {
+      fail(static_cast<DeviceStatus>(stop >> kStopRankBits), stop % (1u << kStopRankBits), token);
     } else if (now > deadline_ns_) {
       fail(DeviceStatus::kTimeout, awaited_rank, token);
     }
     return gave_up_;
   }
 
- private:
-  /// The first failure of the group of blocks describes itself in the mailbox; the status is written last.
+  COMMFUSE_DEVICE PeerSignals* signals_of(u32 rank) const {
+    return reinterpret_cast<PeerSignals*>(params_->peer_buffer[rank] + 3 * params_->rotation_bytes);
+  }
+
+  /// The first failure of the rank describes itself in the mailbox; the status is written last.
   COMMFUSE_DEVICE void fail(DeviceStatus status, u32 awaited_rank, u32 token) {
+    if (is_first_to_fail(status)) describe(status, awaited_rank, token);
+  }
+  /// kMismatch: `field` as in HostMailbox.
+  COMMFUSE_DEVICE void fail_mismatch(u32 other_rank, u32 field, u32 own_value, u32 other_value) {
+    if (!is_first_to_fail(DeviceStatus::kMismatch)) return;
+    ptx::store_relaxed_sys(&mailbox_->field, field);
+    ptx::store_relaxed_sys(&mailbox_->own_value, own_value);
+    ptx::store_relaxed_sys(&mailbox_->other_value, other_value);
+    describe(DeviceStatus::kMismatch, other_rank, 0);
+  }
+
+ private:
+  COMMFUSE_DEVICE bool is_first_to_fail(DeviceStatus status) {
     gave_up_ = true;
-    if (ptx::compare_and_swap_sys(&control_->failed, 0, static_cast<u32>(status)) != 0) return;
+    return ptx::compare_and_swap_sys(&control_->failed, 0, static_cast<u32>(status)) == 0;
+  }
+  COMMFUSE_DEVICE void describe(DeviceStatus status, u32 awaited_rank, u32 token) {
     ptx::store_relaxed_sys(&mailbox_->awaited_rank, awaited_rank);
     ptx::store_relaxed_sys(&mailbox_->operation, operation_);
     ptx::store_relaxed_sys(&mailbox_->token, token);
@@ -109,6 +140,7 @@ class Call {
     ptx::store_relaxed_sys(&mailbox_->status, static_cast<u32>(status));
   }
 
+  const AllReduceParams* params_;
   Control* control_;
   HostMailbox* mailbox_;
   u64 timeout_ns_;

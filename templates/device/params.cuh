@@ -11,11 +11,37 @@ constexpr u32 kMaxWorldSize = 16;
 /// Why a call on the GPU ended early. Stored in HostMailbox::status (0 = all is well).
 enum class DeviceStatus : u32 {
   kOk = 0,
-  kTimeout = 1,   ///< `awaited_rank` did not deliver within the deadline
-  kAborted = 2,   ///< the host set HostMailbox::abort
-  kStale = 3,     ///< the call was prepared for another generation of the workspace
-  kMismatch = 4,  ///< a peer's call header differs from ours (checking mode)
+  kTimeout = 1,      ///< `awaited_rank` did not deliver within the deadline
+  kAborted = 2,      ///< the host set HostMailbox::abort
+  kStale = 3,        ///< the call was prepared for another generation of the workspace
+  kMismatch = 4,     ///< `awaited_rank` announced another call than we did (checking mode)
+  kBusy = 5,         ///< a call was announced while another one was under way (checking mode)
+  kPeerAborted = 6,  ///< `awaited_rank` was aborted and says that all shall stop
+  kPeerBusy = 7,     ///< `awaited_rank` met with kBusy and says that all shall stop
 };
+
+/// What a rank announces of a call before it makes it (checking mode, call_check.cuh): the words of its header, in the
+/// order in which they are compared. HostMailbox::field is the first that differs.
+enum CallWord : u32 {
+  kGenerationWord = 0,
+  kEpochLowWord = 1,
+  kEpochHighWord = 2,
+  kOperationWord = 3,  ///< as AllReduceParams::operation
+  kDtypeWord = 4,
+  kHiddenSizeWord = 5,
+  kTokensWord = 6,
+  kOptionsWord = 7,  ///< bits of the host (runtime/call_header.hpp)
+  kWidthWord = 8,    ///< columns of a group or of the latent part; 0 where there is none
+  kRowsWord = 9,     ///< how rows are divided among the ranks; 0: evenly
+  kEpsWord = 10,     ///< bits of the float
+  kAlgorithmWord = 11,
+  kCallWords = 12,
+};
+/// In HostMailbox::operation: the call itself had not begun, what was waited for is the other rank's announcement.
+constexpr u32 kAnnouncement = 1u << 31;
+constexpr u32 kHeaderVectors = kCallWords / 4;
+/// Two are needed and enough: call_check.cuh says why.
+constexpr u32 kHeaderBuffers = 2;
 
 /// Pinned host memory, one per rank: the host writes `abort`, the device reads it while it waits and writes the rest,
 /// once, for the first failure (guarded by a compare-and-swap of `status`).
@@ -27,6 +53,9 @@ struct alignas(64) HostMailbox {
   u32 token;         ///< the token that was waited for
   u32 epoch_low;     ///< number of the call, counted from 0 since the workspace was made
   u32 epoch_high;
+  u32 field;        ///< kMismatch: CallWord
+  u32 own_value;    ///< kMismatch: the word as we announced it
+  u32 other_value;  ///< kMismatch: the word as `awaited_rank` announced it
 };
 
 /// Protocol state in the rank's own device memory; peers never touch it. Only kernels change it, so a captured graph
@@ -38,16 +67,24 @@ struct alignas(64) Control {
   u32 failed;       ///< DeviceStatus of the first failed call; may change while a call runs, so it only ends waits
   u32 generation;   ///< set by the host; calls carry the generation they were prepared for
   u32 stopped;      ///< non-zero after a failed call: calls return at once. Changes between calls only
-  u32 reserved[8];
+  u32 checks;       ///< checking mode: announcements made; the header buffer of the next one is checks % 2
+  u32 announced;    ///< checking mode: the last epoch that a call was announced for (31 bits, plus 1); 0: none
+  u32 reserved[6];
 };
 
 /// Words that peers write into this rank's memory, behind its three rotation buffers (peer_buffer[rank] + 3 *
 /// rotation_bytes). All of it is 0xff in the beginning, as the rotation buffers are; -1 is smaller than any number that
-/// is ever sent. Each word has one writer, the rank whose index it bears, and only ever grows.
+/// is ever sent. Words with an index have one writer, the rank whose index they bear; the numbers only ever grow.
 struct alignas(128) PeerSignals {
   i64 started[kMaxWorldSize];   ///< direct calls: number of the last call whose tensors that rank lets us touch
   i64 finished[kMaxWorldSize];  ///< direct calls: number of the last call in which that rank is done with our tensors
+  Vec16 header[kHeaderBuffers][kMaxWorldSize][kHeaderVectors];  ///< checking mode: what that rank announced
+  u32 stop;  ///< written by any peer that was the reason to stop; waiting kernels give up
+  u32 padding[31];
 };
+
+/// PeerSignals::stop is kPeerAborted or kPeerBusy above so many bits, and below them the rank that was the reason.
+constexpr u32 kStopRankBits = 8;
 
 /// The tensors of a call that direct kernels may reach in all ranks' memory.
 enum class Direct : u32 { kIn, kOut, kResidualOut, kNormOut, kQuantOut, kScaleOut, kCount };
@@ -124,7 +161,7 @@ struct AllGatherParams {
 
 static_assert(sizeof(HostMailbox) == 64, "mailbox layout");
 static_assert(sizeof(Control) == 64, "control layout");
-static_assert(sizeof(PeerSignals) == 256, "signal layout");
+static_assert(sizeof(PeerSignals) == 256 + 1536 + 128, "signal layout");
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; there the size stands for it, and the loader asks for the layout
 static_assert(__builtin_offsetof(AllReduceParams, rotation_bytes) == 32, "parameter layout");
 static_assert(__builtin_offsetof(AllReduceParams, peer_buffer) == 64, "parameter layout");
@@ -135,5 +172,14 @@ static_assert(__builtin_offsetof(ReduceScatterParams, row_begin) == 384, "parame
 static_assert(sizeof(AllReduceParams) == 384, "parameter layout");
 static_assert(sizeof(ReduceScatterParams) == 456, "parameter layout");
 static_assert(sizeof(AllGatherParams) == 488, "parameter layout");
+
+/// What the kernel that announces a call is told.
+struct CallCheckParams {
+  AllReduceParams call;  ///< the workspace, and `operation` with kAnnouncement; tensors are not looked at
+  /// The call's header; the words of generation and epoch are filled in by the kernel.
+  Vec16 header[kHeaderVectors];
+};
+
+static_assert(sizeof(CallCheckParams) == 432, "parameter layout");
 
 }  // namespace commfuse::device

@@ -216,7 +216,9 @@ std::string PlacedCase::check() const {
 }
 
 Ranks::Ranks(int world_size, std::uint64_t rotation_bytes, std::chrono::nanoseconds timeout)
-    : group_(world_size, {.rotation_bytes = rotation_bytes, .timeout = timeout}) {
+    : Ranks(world_size, {.rotation_bytes = rotation_bytes, .timeout = timeout}) {}
+
+Ranks::Ranks(int world_size, const WorkspaceOptions& options) : group_(world_size, options) {
   for (int rank = 0; rank < world_size; ++rank) streams_.emplace_back();
 }
 
@@ -248,6 +250,8 @@ GroupOperation::GroupOperation(const KernelSet& kernels, Ranks& ranks, const Ker
         operations_.emplace_back(std::in_place_type<AllGather>, kernels, ranks.workspace(rank),
                                  all_gather_kind_of(spec));
         break;
+      case Op::kCallCheck:
+        throw Error(Code::kInvalidArgument, "cannot call " + spec.name(), "it is part of other calls");
     }
   }
 }

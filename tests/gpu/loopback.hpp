@@ -82,6 +82,7 @@ class PlacedCase {
 class Ranks {
  public:
   Ranks(int world_size, std::uint64_t rotation_bytes, std::chrono::nanoseconds timeout = std::chrono::seconds(10));
+  Ranks(int world_size, const WorkspaceOptions& options);
 
   [[nodiscard]] int size() const noexcept { return group_.world_size(); }
   [[nodiscard]] LoopbackGroup& group() noexcept { return group_; }

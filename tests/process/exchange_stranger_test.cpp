@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <random>
 #include <thread>
 
 #include "commfuse/exchange.hpp"
@@ -114,6 +115,36 @@ Message hello_of(int rank, const std::string& group, const runtime::Key& nonce =
   return message;
 }
 
+/// Something that begins like a hello and is none: cut off, of an impossible length, with another magic number, with
+/// noise behind it or instead of it.
+Blob broken_hello(std::mt19937& random) {
+  Blob bytes = runtime::write_message(hello_of(1, "group"));
+  const auto below = [&](std::size_t limit) {
+    return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
+  };
+  const auto noise = [&] { return static_cast<std::byte>(random()); };
+  switch (below(4)) {
+    case 0:
+      bytes.resize(below(bytes.size()));
+      break;
+    case 1:
+      // The length, little-endian: more than any stranger may send.
+      bytes[25] = noise();
+      bytes[26] = noise() | std::byte{1};
+      bytes[27] = noise();
+      break;
+    case 2:
+      bytes[below(4)] ^= static_cast<std::byte>(1 + below(255));
+      break;
+    default:
+      bytes.resize(below(2 * runtime::kMaxStrangerPayload) + 1);
+      bytes[0] = std::byte{0};
+      std::generate(bytes.begin() + 1, bytes.end(), noise);
+  }
+  return bytes;
+}
+constexpr int kBrokenHellos = 300;
+
 class ExchangeStrangers : public testing::Test {
  protected:
   ExchangeStrangers() {
@@ -177,6 +208,16 @@ TEST_F(ExchangeStrangers, MalformedInputIsTurnedAway) {
     const Blob whole = runtime::write_message(hello_of(1, "group"));
     truncated.send(std::span(whole).first(whole.size() / 2));
     truncated.close();
+  });
+}
+
+TEST_F(ExchangeStrangers, HundredsOfBrokenHellosDoNotHoldUpTheGroup) {
+  std::mt19937 random(11);
+  expect_group_meets_despite([&] {
+    for (int i = 0; i < kBrokenHellos; ++i) {
+      const Stranger stranger(address);
+      stranger.send(broken_hello(random));
+    }
   });
 }
 
@@ -354,6 +395,20 @@ TEST_F(ExchangeUnixStrangers, GarbageAndSilenceOfTheSameUserDoNotHoldUpTheGroup)
   const Stranger garbage(connect_to(socket_path(), error));
   garbage.send("this is no hello");
   EXPECT_TRUE(garbage.is_turned_away());
+  auto second = group.start(1, {"gather:5"});
+  EXPECT_EQ(first.finish(), "done\n");
+  EXPECT_EQ(second.finish(), "done\n");
+}
+
+TEST_F(ExchangeUnixStrangers, HundredsOfBrokenHellosDoNotHoldUpTheGroup) {
+  std::mt19937 random(12);
+  auto first = group.start(0, {"gather:5"});
+  for (int i = 0; i < kBrokenHellos; ++i) {
+    int error = 0;
+    const Stranger stranger(connect_to(socket_path(), error));
+    ASSERT_EQ(error, 0);
+    stranger.send(broken_hello(random));
+  }
   auto second = group.start(1, {"gather:5"});
   EXPECT_EQ(first.finish(), "done\n");
   EXPECT_EQ(second.finish(), "done\n");

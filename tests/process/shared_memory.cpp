@@ -11,6 +11,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 namespace shared_memory {
@@ -62,6 +63,7 @@ std::map<CUdeviceptr, Range> g_ranges;  ///< what can be touched: of every sourc
 std::map<CUmemGenericAllocationHandle, PhysicalPointer> g_handles;
 std::map<CUdeviceptr, std::size_t> g_reserved;
 std::map<CUdeviceptr, std::size_t> g_host;
+std::set<CUstream> g_streams;
 
 CUdeviceptr address_of(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 void* memory_at(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
@@ -308,9 +310,19 @@ CUresult unmap(CUdeviceptr pointer, std::size_t bytes) {
 }
 CUresult set_access(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) { return CUDA_SUCCESS; }
 
+CUresult stream_create(CUstream* stream, unsigned) {
+  static std::uintptr_t number = 0;
+  *stream = reinterpret_cast<CUstream>(++number);
+  g_streams.insert(*stream);
+  return CUDA_SUCCESS;
+}
+CUresult stream_destroy(CUstream stream) { return g_streams.erase(stream) == 1 ? CUDA_SUCCESS : wrong_call(); }
+CUresult stream_synchronize(CUstream stream) { return g_streams.count(stream) == 1 ? CUDA_SUCCESS : wrong_call(); }
+
 void end_context() {
   std::erase_if(g_ranges, [](const auto& range) { return range.second.source != Source::kVmm; });
   g_host.clear();
+  g_streams.clear();
 }
 
 }  // namespace shared_memory
@@ -324,10 +336,10 @@ __attribute__((visibility("default"))) void commfuse_test_limit_memory(std::size
 /// Calls that gave back what was not there.
 __attribute__((visibility("default"))) int commfuse_test_wrong_calls() { return shared_memory::g_wrong_calls; }
 
-/// Allocations, handles, mappings and reservations that were not given back.
+/// Allocations, handles, mappings, reservations and streams that were not given back.
 __attribute__((visibility("default"))) int commfuse_test_live_objects() {
   using namespace shared_memory;
-  return static_cast<int>(g_ranges.size() + g_handles.size() + g_reserved.size() + g_host.size());
+  return static_cast<int>(g_ranges.size() + g_handles.size() + g_reserved.size() + g_host.size() + g_streams.size());
 }
 /// Mappings of other processes' memory.
 __attribute__((visibility("default"))) int commfuse_test_foreign_mappings() {

@@ -5,6 +5,11 @@
 
 namespace shared_memory {
 
+/// Makes a stream, whose number is never given again. Streams do at once what they are told.
+CUresult stream_create(CUstream* stream, unsigned flags);
+CUresult stream_destroy(CUstream stream);
+CUresult stream_synchronize(CUstream stream);
+
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes);
 CUresult release(CUdeviceptr pointer);
 CUresult host_allocate(void** memory, std::size_t bytes, unsigned flags);

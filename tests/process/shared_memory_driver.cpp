@@ -96,6 +96,9 @@ CUresult context_id(CUcontext, unsigned long long* id) {
 CUresult push_context(CUcontext) { return g_ended ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; }
 CUresult pop_context(CUcontext*) { return CUDA_SUCCESS; }
 CUresult synchronize() { return CUDA_SUCCESS; }
+CUresult upload_async(CUdeviceptr pointer, const void* source, std::size_t bytes, CUstream) {
+  return shared_memory::upload(pointer, source, bytes);
+}
 /// Every call that is not stood in for.
 CUresult unknown() { return CUDA_ERROR_NOT_FOUND; }
 
@@ -131,6 +134,10 @@ extern "C" __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(c
       {"cuMemsetD32", reinterpret_cast<void*>(&set_words)},
       {"cuMemcpyHtoD", reinterpret_cast<void*>(&upload)},
       {"cuMemcpyDtoH", reinterpret_cast<void*>(&download)},
+      {"cuMemcpyHtoDAsync", reinterpret_cast<void*>(&upload_async)},
+      {"cuStreamCreate", reinterpret_cast<void*>(&stream_create)},
+      {"cuStreamDestroy", reinterpret_cast<void*>(&stream_destroy)},
+      {"cuStreamSynchronize", reinterpret_cast<void*>(&stream_synchronize)},
       {"cuIpcGetMemHandle", reinterpret_cast<void*>(&ipc_get)},
       {"cuIpcOpenMemHandle", reinterpret_cast<void*>(&ipc_open)},
       {"cuIpcCloseMemHandle", reinterpret_cast<void*>(&ipc_close)},

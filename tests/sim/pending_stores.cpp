@@ -136,8 +136,8 @@ void PendingStores::leave(std::vector<PendingStores*>& sets, u32 PendingStores::
 void PendingStores::make_eager() {
   if (eager_ == 0 && !empty()) join(totals_->eager_sets, &PendingStores::place_in_eager_sets_);
   totals_->eager_cells += size() - eager_;
-  for (u32 position = eager_; position < size(); ++position)
-    cells_[position].eager = static_cast<u8>(cells_[position].words());
+  // A cell that is eager already may hold words that are not.
+  for (Cell& cell : cells_) cell.eager = static_cast<u8>(cell.words());
   eager_ = size();
 }
 

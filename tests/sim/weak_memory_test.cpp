@@ -269,6 +269,24 @@ TEST(WeakMemory, WeakStoreNeedNotBeSeenBeforeTheKernelEnds) {
   EXPECT_GT(deadlocks, 5u);
   EXPECT_LT(deadlocks, 35u);
 }
+TEST(WeakMemory, CompletionBringsWeakAndRelaxedStoresOfOneVectorToMemory) {
+  for (const Options& options : executions(64)) {
+    World world(1, options);
+    u32* words = world.allocate<u32>(0, 4, "words");
+    world.memset(words, 0, 16);
+    for (u32 round = 1; round <= 2; ++round) {
+      world.launch(0,
+                   [=] {
+                     ptx::store_weak(words, round);
+                     ptx::store_relaxed_sys(words + 1, round);
+                   },
+                   {.threads = 1});
+    }
+    world.run();
+    EXPECT_EQ(world.read(words, 2), (std::vector<u32>{2, 2}));
+  }
+}
+
 TEST(WeakMemory, CompletionBringsEverythingToMemory) {
   for (const Options& options : executions(50)) {
     World world(2, options);

@@ -38,7 +38,7 @@ json small() {
 TEST(Deployment, ReadsEveryKey) {
   const Deployment deployment = Deployment::parse(R"({
     "$schema": "x", "description": "y", "name": "all-keys.v1", "world_size": 3, "hidden_size": 64, "dtype": "fp16",
-    "max_tokens": 2147483647, "arch": ["sm_80", "sm_90a"],
+    "max_tokens": 2147483647, "arch": ["sm_80", "sm_90a"], "checking": true,
     "operations": [{"op": "all_reduce", "description": "z", "patterns": ["residual_rms_norm", "all_reduce"],
                     "algorithms": ["one_shot"], "dtypes": ["fp32", "bf16"], "hidden_sizes": [128, 8],
                     "fp32_accumulate": [false, true]}]})");
@@ -48,6 +48,7 @@ TEST(Deployment, ReadsEveryKey) {
   EXPECT_EQ(deployment.dtype, DataType::kFp16);
   EXPECT_EQ(deployment.max_tokens, 2147483647);
   EXPECT_EQ(deployment.arch, (std::vector<std::string>{"sm_80", "sm_90a"}));
+  EXPECT_TRUE(deployment.checking);
   ASSERT_EQ(deployment.operations.size(), 1U);
   const Deployment::Operation& operation = deployment.operations[0];
   EXPECT_EQ(operation.op, Op::kAllReduce);
@@ -56,6 +57,22 @@ TEST(Deployment, ReadsEveryKey) {
   EXPECT_EQ(operation.dtypes, (std::vector<DataType>{DataType::kFp32, DataType::kBf16}));
   EXPECT_EQ(operation.hidden_sizes, (std::vector<int>{128, 8}));
   EXPECT_EQ(operation.fp32_accumulate, (std::vector<bool>{false, true}));
+}
+
+TEST(Deployment, CheckingAddsOneKernelForEachArchitecture) {
+  json document = small();
+  document["arch"] = {"sm_80", "sm_90a"};
+  const auto without = Deployment::parse(document.dump()).kernels();
+  document["checking"] = false;
+  EXPECT_EQ(Deployment::parse(document.dump()).kernels(), without);
+  document["checking"] = true;
+  std::vector<KernelSpec> added;
+  for (const KernelSpec& spec : Deployment::parse(document.dump()).kernels()) {
+    if (std::find(without.begin(), without.end(), spec) == without.end()) added.push_back(spec);
+  }
+  EXPECT_EQ(added, (std::vector<KernelSpec>{KernelSpec::call_check(4, "sm_80"), KernelSpec::call_check(4, "sm_90a")}));
+  document["operations"][0]["op"] = "call_check";
+  EXPECT_THROW((void)Deployment::parse(document.dump()), Error);
 }
 
 TEST(Deployment, LeftOutListsTakeTheDeploymentsValues) {
@@ -175,7 +192,12 @@ TEST(DeploymentSchema, ListsTheNamesOfTheLibrary) {
   const json definitions = json::parse(runtime::deployment_schema_text()).at("definitions");
   const json& operation = definitions.at("operation").at("properties");
   expect_names<DataType>(definitions.at("dtype"));
-  expect_names<Op>(operation.at("op"));
+  // Announcements are asked for with "checking".
+  json ops = json::array();
+  for (const auto& entry : runtime::kNames<Op>) {
+    if (entry.value != Op::kCallCheck) ops.push_back(entry.name);
+  }
+  EXPECT_EQ(operation.at("op").at("enum"), ops);
   expect_names<Pattern>(operation.at("patterns").at("items"));
   expect_names<Algorithm>(operation.at("algorithms").at("items"));
 }

@@ -81,8 +81,9 @@ TEST(EngineCompile, EveryPatternCompiles) {
 
 TEST(EngineCompile, EveryArchitectureCompiles) {
   for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"}) {
-    const KernelSpec spec = spec_of(Pattern::kResidualRmsNorm, arch);
-    expect_usable(spec, compile(nvrtc_for(arch), program_of(spec)));
+    for (const KernelSpec& spec : {spec_of(Pattern::kResidualRmsNorm, arch), KernelSpec::call_check(8, arch)}) {
+      expect_usable(spec, compile(nvrtc_for(arch), program_of(spec)));
+    }
   }
 }
 

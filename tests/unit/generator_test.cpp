@@ -54,6 +54,13 @@ TEST(Generator, AssertsTheHostsParameterBlock) {
   EXPECT_NE(render_source(test::small_spec()).find(assertion), std::string::npos);
 }
 
+TEST(Generator, WritesTheAnnouncementOfCallsWithItsOwnParameterBlock) {
+  const std::string source = render_source(KernelSpec::call_check(4, "sm_90a"));
+  EXPECT_NE(source.find("#include \"call_check.cuh\""), std::string::npos) << source;
+  EXPECT_NE(source.find("call_check<Config>(params)"), std::string::npos) << source;
+  EXPECT_NE(source.find("== " + std::to_string(sizeof(device::CallCheckParams)) + ","), std::string::npos) << source;
+}
+
 TEST(Generator, GivesEqualSpecsEqualTextsAndDifferentSpecsDifferentOnes) {
   std::set<std::string> texts;
   for (const KernelSpec& spec : varied_specs()) {

@@ -217,6 +217,23 @@ TEST(KernelSpecValidate, RefusesWhatIsNoTarget) {
   }
 }
 
+TEST(KernelSpecCallCheck, IsOneKernelForEachWorldSizeWithoutOptions) {
+  for (int world_size = 1; world_size <= kMaxWorldSize; ++world_size) {
+    const KernelSpec spec = KernelSpec::call_check(world_size, "sm_90a");
+    EXPECT_EQ(refusal(spec), "");
+    EXPECT_EQ(spec.name(), "call_check_n" + std::to_string(world_size));
+    EXPECT_EQ(runtime::spec_from_json(spec.to_json()), spec);
+  }
+  for (const auto& change : kChanges) {
+    KernelSpec spec = KernelSpec::call_check(4, "sm_90a");
+    change(spec);
+    if (spec.op != Op::kCallCheck || spec == KernelSpec::call_check(spec.world_size, "sm_90a")) continue;
+    EXPECT_NE(refusal(spec).find("call_check does not have"), std::string::npos) << spec.to_json();
+  }
+  EXPECT_NE(refusal(KernelSpec::call_check(17, "sm_90a")).find("world_size 17"), std::string::npos);
+  EXPECT_NE(refusal(KernelSpec::call_check(4, "sm_70")).find("arch"), std::string::npos);
+}
+
 TEST(SpecPatterns, HaveTheCodesOfPublicInterfaces) {
   EXPECT_EQ(pattern_code(Op::kAllReduce, Pattern::kAllReduce), 0);
   EXPECT_EQ(pattern_code(Op::kAllReduce, Pattern::kResidualRmsNormPartialOutFp8Block), 7);
@@ -230,7 +247,10 @@ TEST(SpecPatterns, HaveTheCodesOfPublicInterfaces) {
   EXPECT_EQ(pattern_code(Op::kAllGather, Pattern::kDualRmsNorm), 1);
   EXPECT_EQ(pattern_code(Op::kAllGather, Pattern::kDualRmsNormFp8Block), 2);
   for (const auto& op : runtime::kNames<Op>) {
-    EXPECT_FALSE(patterns(op.value).empty()) << op.name;
+    // What deployments ask for by name.
+    if (op.value != Op::kCallCheck) {
+      EXPECT_FALSE(patterns(op.value).empty()) << op.name;
+    }
     for (const Pattern pattern : patterns(op.value)) {
       EXPECT_EQ(pattern_of_code(op.value, pattern_code(op.value, pattern)), pattern) << op.name;
     }

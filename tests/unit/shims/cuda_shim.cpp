@@ -111,6 +111,21 @@ CUresult clusters(int* count, CUfunction, const CUlaunchConfig*) {
   *count = g_shim.clusters;
   return CUDA_SUCCESS;
 }
+CUresult fill(CUdeviceptr address, const void* value, std::size_t size, std::size_t count) {
+  if (g_shim.memset_result != 0) return static_cast<CUresult>(g_shim.memset_result);
+  g_shim.memset_bytes += size * count;
+  g_shim.memset_end = address + size * count;
+  for (std::size_t i = 0; g_shim.memset_writes && i < count; ++i) {
+    std::memcpy(reinterpret_cast<char*>(address) + i * size, value, size);
+  }
+  return CUDA_SUCCESS;
+}
+CUresult fill_words(CUdeviceptr address, unsigned word, std::size_t count, CUstream) {
+  return fill(address, &word, sizeof(word), count);
+}
+CUresult fill_bytes(CUdeviceptr address, unsigned char byte, std::size_t count, CUstream) {
+  return fill(address, &byte, 1, count);
+}
 /// Every call that no test is about.
 CUresult not_supported() { return CUDA_ERROR_NOT_SUPPORTED; }
 
@@ -132,6 +147,8 @@ __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(const char* 
       {"cuDeviceGetAttribute", reinterpret_cast<void*>(&device_attribute)},
       {"cuCtxGetCurrent", reinterpret_cast<void*>(&current_context)},
       {"cuCtxGetDevice", reinterpret_cast<void*>(&context_device)},
+      {"cuMemsetD32Async", reinterpret_cast<void*>(&fill_words)},
+      {"cuMemsetD8Async", reinterpret_cast<void*>(&fill_bytes)},
       {"cuThreadExchangeStreamCaptureMode", reinterpret_cast<void*>(&exchange_capture_mode)},
       {"cuLibraryLoadData", reinterpret_cast<void*>(&load_library)},
       {"cuLibraryUnload", reinterpret_cast<void*>(&unload_library)},

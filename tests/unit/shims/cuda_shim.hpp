@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace commfuse::test {
 
@@ -20,7 +21,11 @@ struct CudaShim {
   int libraries = 0;     ///< loaded and not unloaded
   int capture_mode = 0;  ///< of the thread; 2 = relaxed
   bool always_relaxed_when_loading = true;
-  char calls[4096] = {};  ///< names of the calls since the last reset, separated by spaces
+  int memset_result = 0;      ///< a CUresult
+  bool memset_writes = true;  ///< to the host memory at that address
+  std::uint64_t memset_bytes = 0;
+  std::uint64_t memset_end = 0;  ///< behind the last byte of the last one
+  char calls[4096] = {};         ///< names of the calls since the last reset, separated by spaces
 };
 
 }  // namespace commfuse::test
