@@ -115,7 +115,6 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   const std::int64_t stride = tensors.scale_stride != 0 ? tensors.scale_stride : runtime::default_scale_stride(tokens);
   if (const Status status = runtime::check_scale_stride(stride, tokens); !status.ok()) return status;
   const std::array<Argument, kArguments> arguments = arguments_of(kind_, *workspace_, tensors, tokens);
-  if (const Status status = runtime::check_arguments(arguments); !status.ok()) return status;
   const RegisteredTensors registered = has_direct_ ? registered_of(arguments, *workspace_) : RegisteredTensors{};
   const Plan chosen = plan(tokens, options, registered.found != 0);
   const KernelSpec& spec = specs_[static_cast<std::size_t>(chosen.kernel)];
@@ -124,6 +123,7 @@ Status AllReduce::launch(const AllReduceTensors& tensors, std::int64_t tokens, c
   if (stages && required_rotation_bytes(spec, tokens) > workspace_->rotation_bytes()) {
     return {Code::kCapacity, "tokens", "need more bytes than the workspace was made for"};
   }
+  if (const Status status = runtime::check_arguments(arguments); !status.ok()) return status;
 
   device::AllReduceParams params{};
   workspace_->fill(params);

@@ -252,9 +252,11 @@ TEST_P(GroupTrouble, ARankThatIsLateByMoreThanTheDeadlineEndsAllAndTheyGoOnAfter
 TEST_P(GroupTrouble, TokensThatDifferAreReportedByBoth) {
   const auto texts = run("tokens differ", std::vector<RankSetup>(2), GetParam());
   EXPECT_EQ(texts[0],
-            "rank 0: call 3 (residual_rms_norm) is not the one that rank 1 makes: tokens is 4 here and 5 there\nok\n");
+            "rank 0: call 3 (all_reduce residual_rms_norm) is not the one that rank 1 makes: tokens is 4 here and 5 "
+            "there\nok\n");
   EXPECT_EQ(texts[1],
-            "rank 1: call 3 (residual_rms_norm) is not the one that rank 0 makes: tokens is 5 here and 4 there\nok\n");
+            "rank 1: call 3 (all_reduce residual_rms_norm) is not the one that rank 0 makes: tokens is 5 here and 4 "
+            "there\nok\n");
 }
 
 TEST_P(GroupTrouble, TypesThatDifferAreReportedByEveryRank) {

@@ -162,7 +162,9 @@ TEST_F(ReduceScatterOnGpu, WrongArgumentsAreNamedAndNothingIsLaunched) {
   EXPECT_EQ(refusal(good, {2}).subject, "rows_of_ranks");
   EXPECT_EQ(refusal(good, {3, -1}).subject, "rows_of_ranks");
   EXPECT_EQ(refusal(good, {std::int64_t{1} << 30, std::int64_t{1} << 30}).subject, "rows_of_ranks");
-  EXPECT_EQ(refusal(good, {400, 0}).code, Code::kCapacity);
+  bad = good;
+  bad.scale_stride = 0;
+  EXPECT_EQ(refusal(bad, {400, 0}).code, Code::kCapacity);
   EXPECT_TRUE(refusal(good, {0, 0}).ok());
   EXPECT_TRUE(operation.reduce_scatter(0).launch(good, 0, {}, ranks.stream(0)).ok());
   EXPECT_EQ(ranks.synchronise(), "");
