@@ -150,7 +150,9 @@ TEST_F(AllGatherOnGpu, WrongArgumentsAreNamedAndNothingIsLaunched) {
   bad.in = static_cast<const char*>(good.in) + 2;
   EXPECT_EQ(refusal(bad).subject, "in");
   EXPECT_EQ(refusal(good, {2}).subject, "rows_of_ranks");
-  EXPECT_EQ(refusal(good, {400, 0}).code, Code::kCapacity);
+  bad = good;
+  bad.scale_stride = 0;
+  EXPECT_EQ(refusal(bad, {400, 0}).code, Code::kCapacity);
   EXPECT_TRUE(refusal(good, {0, 0}).ok());
   EXPECT_EQ(ranks.synchronise(), "");
 }
