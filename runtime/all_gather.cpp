@@ -139,7 +139,7 @@ Status AllGather::launch_runs(const AllGatherTensors& tensors, const RowPartitio
   params.y_eps = tensors.y_eps;
   params.longest = static_cast<device::u32>(partition.longest);
   std::copy(partition.begin.begin(), partition.begin.end(), params.row_begin);
-  const std::uint32_t runs = runtime::fingerprint(partition, workspace_->world_size());
+  const std::uint32_t runs = is_announced() ? runtime::fingerprint(partition, workspace_->world_size()) : 0;
   if (const Status status = announce(spec, extent.all_rows, runs, options, stream); !status.ok()) return status;
   return start(chosen, &params, options, stream);
 }

@@ -40,6 +40,7 @@ FusedOperation::FusedOperation(const KernelSet& kernels, Workspace& workspace, K
     specs_.push_back(alternatives[i]);
     images_.push_back(found[i]);
   }
+  measured_ = workspace_->planner_table().find(shape);
   check_ = runtime::call_check_of(kernels, *workspace_);
 }
 
@@ -58,7 +59,7 @@ Plan FusedOperation::plan(std::int64_t tokens, const LaunchOptions& options, boo
   request.max_blocks = options.max_blocks;
   request.dependent_launch = options.dependent_launch || options.trigger_early;
   request.registered = registered;
-  request.measured = workspace_->planner_table().find(specs_.front());
+  request.measured = measured_;
   return commfuse::plan(request, workspace_->caps());
 }
 

@@ -155,6 +155,8 @@ bool plan_as_measured(const PlanRequest& request, const DeviceCaps& caps, Plan& 
   const runtime::TuningChoice& choice = request.measured->at(request.tokens);
   if (request.algorithm && *request.algorithm != choice.algorithm) return false;
   if (choice.algorithm == Algorithm::kDirect && !request.registered) return false;
+  // Other choices were measured with ordinary tensors: they do not speak against reaching registered ones.
+  if (choice.algorithm != Algorithm::kDirect && choose_algorithm(request, caps) == Algorithm::kDirect) return false;
   const auto is_chosen = [&](const KernelSpec& spec) {
     return spec.algorithm == choice.algorithm && Geometry{spec.threads, spec.cluster} == choice.geometry;
   };

@@ -113,11 +113,8 @@ Status ReduceScatter::launch_runs(const ReduceScatterTensors& tensors, const Row
   params.common.operation = runtime::operation_word(Op::kReduceScatter, spec.pattern);
   std::copy(partition.begin.begin(), partition.begin.end(), params.row_begin);
   params.longest = static_cast<device::u32>(partition.longest);
-  if (const Status status =
-          announce(spec, all_rows, runtime::fingerprint(partition, workspace_->world_size()), options, stream);
-      !status.ok()) {
-    return status;
-  }
+  const std::uint32_t runs = is_announced() ? runtime::fingerprint(partition, workspace_->world_size()) : 0;
+  if (const Status status = announce(spec, all_rows, runs, options, stream); !status.ok()) return status;
   return start(chosen, &params, options, stream);
 }
 

@@ -122,6 +122,7 @@ class FusedOperation {
   runtime::WorkspaceState* workspace_;
 
  private:
+  const runtime::TuningEntry* measured_ = nullptr;  ///< of the workspace's planner table
   const KernelImage* check_ = nullptr;  ///< announces calls; null where the workspace is not in checking mode
 };
 

@@ -107,6 +107,16 @@ TEST(Planner, FollowsAMeasuredTableUpToTheLastTokenOfEachRange) {
   for (const std::int64_t tokens : {10, 1000, 1001}) {
     EXPECT_EQ(spec_of(planned(tokens)), with(spec, Algorithm::kOneShot, {512, 1})) << tokens;
   }
+  // Measured with ordinary tensors: large calls with registered ones go by the rules.
+  auto with_direct = kernels;
+  with_direct.push_back(with(spec, Algorithm::kDirect, {512, 1}));
+  const auto algorithm_of = [&](bool registered) {
+    const Plan chosen = plan(
+        {.kernels = with_direct, .tokens = 1000, .measured = table.find(spec), .registered = registered}, table.caps());
+    return with_direct[static_cast<std::size_t>(chosen.kernel)].algorithm;
+  };
+  EXPECT_EQ(algorithm_of(true), Algorithm::kDirect);
+  EXPECT_EQ(algorithm_of(false), Algorithm::kOneShot);
   // What the caller wants counts for more, and another shape has no entry.
   EXPECT_EQ(spec_of(planned(5, Algorithm::kOneShot)).algorithm, Algorithm::kOneShot);
   EXPECT_EQ(table.find(shape(4, 4096)), nullptr);
