@@ -52,14 +52,14 @@ class DirectAccess {
   COMMFUSE_DEVICE void announce_start(const Call& call) const {
     if (ptx::block_index() != 0) return;
     for (u32 peer = ptx::thread_index(); peer < kRanks; peer += ptx::thread_count()) {
-      if (peer != params_.rank) ptx::store_release_sys(&signals(peer)->started[params_.rank], epoch(call));
+      if (peer != params_.rank) ptx::store_release_sys(&call.signals_of(peer)->started[params_.rank], epoch(call));
     }
   }
   /// By all threads of each block. False, for all of them, if the call has failed: then nothing of the peers' may be
   /// touched.
   COMMFUSE_DEVICE bool wait_for_start(Call& call) const {
     ptx::block_barrier();  // shared_ is filled
-    if (!wait(signals(params_.rank)->started, call)) shared_.failed = 1;
+    if (!wait(call.signals_of(params_.rank)->started, call)) shared_.failed = 1;
     ptx::block_barrier();
     return shared_.failed == 0;
   }
@@ -71,9 +71,9 @@ class DirectAccess {
     if (shared_.is_last == 0) return;
     if (!call.has_failed()) {
       for (u32 peer = ptx::thread_index(); peer < kRanks; peer += ptx::thread_count()) {
-        if (peer != params_.rank) ptx::store_release_sys(&signals(peer)->finished[params_.rank], epoch(call));
+        if (peer != params_.rank) ptx::store_release_sys(&call.signals_of(peer)->finished[params_.rank], epoch(call));
       }
-      wait(signals(params_.rank)->finished, call);
+      wait(call.signals_of(params_.rank)->finished, call);
     }
     ptx::block_barrier();
     if (ptx::thread_index() == 0) call.finish(0);
@@ -81,9 +81,6 @@ class DirectAccess {
 
  private:
   static COMMFUSE_DEVICE i64 epoch(const Call& call) { return static_cast<i64>(call.epoch()); }
-  COMMFUSE_DEVICE PeerSignals* signals(u32 rank) const {
-    return reinterpret_cast<PeerSignals*>(params_.peer_buffer[rank] + 3 * params_.rotation_bytes);
-  }
   /// This thread's share of the peers.
   COMMFUSE_DEVICE bool wait(const i64 (&signal)[kMaxWorldSize], Call& call) const {
     for (u32 peer = ptx::thread_index(); peer < kRanks; peer += ptx::thread_count()) {
